@@ -42,7 +42,7 @@ def present(net: Net, params: Params, masked: Collection[str]) -> Present:
 def macs(net: Net, densities: Mapping[str, float]) -> float:
     """Return the multiply-adds of the forward pass of one sample; a layer of density d needs the fraction d of the
     dense layer's (FIARSE, SpaFL)."""
-    return sum(n * densities.get(path, 1) for path, n in net.layer_macs.items())
+    return sum(n * densities.get(net.owners[path], 1) for path, n in net.layer_macs.items())
 
 
 def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None = None) -> float:
@@ -56,10 +56,13 @@ def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None
 def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
     """Return the FLOPs of training only these parameters: a forward pass, and a backward pass to the first of their
     layers, with gradients of the weights of their layers only. 2 FLOPs per multiply-add."""
-    trained, macs = {name.rpartition(".")[0] for name in names}, net.layer_macs
-    first = next((i for i, path in enumerate(macs) if path in trained), 0)
-    after = sum(list(macs.values())[first:])
-    return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if path in trained)) * samples
+    macs, places = net.layer_macs, {name: place for place, name in enumerate(net.layout.shapes)}
+    trained = {name.rpartition(".")[0] for name in names}
+    # norms and embeddings have no multiply-adds: the backward pass goes to the first layer after them
+    start = min((places[name] for name in names if name.rpartition(".")[0] not in macs), default=math.inf)
+    reached = [path in trained or places.get(f"{path}.weight", math.inf) >= start for path in macs]
+    after = sum(list(macs.values())[reached.index(True) :]) if any(reached) else 0
+    return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if net.owners[path] in trained)) * samples
 
 
 @functools.lru_cache(maxsize=1024)

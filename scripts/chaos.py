@@ -7,8 +7,8 @@ method has client states. At random moments a fault is drawn from `FAULTS`; a ru
 is compared with a serial run without faults, bit for bit: every line of metrics except the seconds, the last state,
 client states and client scores. Then the next run starts, with another method, until the time is over.
 
-The exit code is 1 after the first difference, unexpected end or hang, and the run's folder is kept. The seed determines
-the order of faults, but not the work that they interrupt.
+The exit code is 1 after the first difference, unexpected end or hang, and the run's folder is kept. It is 1 too if no
+fault hit a process. The seed determines the order of faults, but not the work that they interrupt.
 """
 
 import argparse
@@ -315,7 +315,7 @@ def raylets() -> Iterator[Any]:
 
 
 def disturb(run: Run, ends: float, tally: Tally, notify: Callable[[str], None]) -> None:
-    """Complete a run, with faults until `ends`."""
+    """Complete a run, with faults until `ends`, but at least one."""
     place = "nodes" if run.cluster else "own"
     faults = [fault for fault in FAULTS if fault.on in ("any", place)]
     run.start()
@@ -325,7 +325,7 @@ def disturb(run: Run, ends: float, tally: Tally, notify: Callable[[str], None]) 
         run.waits(run.draw.uniform(0, PAUSE))
         fault = run.draw.choice(faults)
         hit = 0
-        if time.monotonic() > ends:
+        if time.monotonic() > ends and tally.faults:
             run.waits(float("inf"))
         elif run.waits(HANG, run.works if fault.hears else lambda: True):
             at = run.rounds()
@@ -428,7 +428,9 @@ def main() -> None:
             shutil.rmtree(output)
         number += 1
     report(tally, console, time.monotonic() - began)
-    if wrong:
+    if not (wrong or tally.faults):
+        console.print("WRONG: no fault hit a process")
+    if wrong or not tally.faults:
         sys.exit(1)
     shutil.rmtree(place)
 

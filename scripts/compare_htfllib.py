@@ -148,9 +148,12 @@ def on_htfllib(checkout: Path, case: Case) -> list[float]:
     with contextlib.redirect_stdout(io.StringIO()):
         server = getattr(module, kind)(_options(case, every, capacities), 0)
         server.save_results = lambda: None
-        # HtFLlib stops with an error if outputs are not finite
-        with contextlib.suppress(ValueError):
+        try:
             server.train()
+        except ValueError as error:
+            # HtFLlib stops with an error of scikit-learn if outputs are not finite
+            if not any(word in str(error) for word in ("NaN", "infinity")):
+                raise
     found = server.rs_test_acc[1:]
     return found + [math.nan] * (case.rounds // every - len(found))
 
@@ -263,10 +266,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     checkout, rates = options.checkout.resolve(), rates_of(options.rates)
-    lines = []
-    for name in options.methods:
-        row = METHODS[name][0]
-        lr = rates[row] if row in rates else options.lr
+    lines, rows = [], {name: METHODS[name][0] for name in options.methods}
+    if rates and (missing := sorted({*rows.values()} - rates.keys())):
+        parser.error(f"--rates: {options.rates} has no {', '.join(missing)}. Allowed: a sweep of all rows")
+    for name, row in rows.items():
+        lr = rates.get(row, options.lr)
         cases = [Case(name, seed, options.rounds, lr) for seed in options.seeds]
         if options.side:
             print(json.dumps(on_rayfl(cases[0]) if options.side == "rayfl" else on_htfllib(checkout, cases[0])))

@@ -13,9 +13,9 @@ from torch import nn
 from rayfl.config import ConfigError
 from rayfl.core.net import Net
 from rayfl.core.operations import CONVENTIONS
-from rayfl.costs import cost_of, present, space_mb, training_flops, width_for
+from rayfl.costs import cost_of, partial_flops, present, space_mb, training_flops, width_for
 from rayfl.models import MODELS
-from rayfl.testing.tiny import model_of
+from rayfl.testing.tiny import model_of, tiny
 
 LEVELS = dict(zip("abcde", (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16), strict=True))
 """HeteroFL's capacity levels."""
@@ -380,3 +380,17 @@ def test_a_budget_below_one_channel_is_refused():
     assert str(error.value) == (
         "capacity 0.0001 by params: the narrowest network of model lenet5_caffe exceeds it. Allowed: 0.000177 to 1"
     )
+
+
+def test_training_an_embedding_goes_back_through_the_whole_network():
+    """Its own gradient costs nothing. Norms alone: back to the first layer after them."""
+    text = {"name": "synthetic_text", "task": "next_token"}
+    net = tiny(method="fedavg", model="heterofl_transformer", data=text, partition="iid").bound().task.server
+    head = net.layer_macs["head.layers.answer"]
+    embedding = net.embeddings["embedded.tokens"]
+    assert partial_flops(net, ["head.layers.answer.weight"], 3) == 3 * 2 * (net.macs + 2 * head)
+    assert partial_flops(net, [*embedding, "head.layers.answer.weight"], 3) == 3 * 2 * (2 * net.macs + head)
+    cnn = Net(MODELS["digits_cnn"]())
+    after = cnn.macs - cnn.layer_macs["conv1"]
+    norms = [name for name in cnn.layout.shapes if name.startswith("norm1.")]
+    assert norms and partial_flops(cnn, norms, 1) == 2 * (cnn.macs + after)

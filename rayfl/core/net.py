@@ -148,6 +148,12 @@ class Net:
         return _operations(self).layers
 
     @property
+    def owners(self) -> Mapping[str, str]:
+        """Path of a layer with multiply-adds -> path of the module by whose name its weight is a parameter: the layer
+        itself, unless it is tied to an earlier module."""
+        return _owners(self)
+
+    @property
     def activations(self) -> int:
         """Elements of the outputs of all layers for one sample, which a backward pass reads."""
         return _operations(self).activations
@@ -186,6 +192,14 @@ def _own(net: Net, wanted: Callable[[nn.Module], bool]) -> dict[str, tuple[str, 
     layers, shapes = {p: m for p, m in net.blank().named_modules() if wanted(m)}, net.layout.shapes
     names = {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
     return {path: some for path, some in names.items() if some and shapes.keys() >= {*some}}
+
+
+@functools.lru_cache(maxsize=1024)
+def _owners(net: Net) -> dict[str, str]:
+    module = net.blank()
+    paths = {id(parameter): name.rpartition(".")[0] for name, parameter in module.named_parameters()}
+    weights = {path: getattr(module.get_submodule(path), "weight", None) for path in net.layer_macs}
+    return {path: paths.get(id(weight), path) for path, weight in weights.items()}
 
 
 @functools.lru_cache(maxsize=512)

@@ -99,6 +99,10 @@ class Wrapper(Around, ABC):
     def inner(self) -> Model:
         return self.of
 
+    @property
+    def members(self) -> tuple[Model, ...]:
+        return tuple(self.model_copy(update={"of": model}) for model in self.of.members)
+
 
 class Projected(Wrapper):
     """Networks of another model with a linear projection of their last features directly before the classifier, so that

@@ -12,6 +12,7 @@ from independent import batches, descend, experiment, network, tensors, visited
 from rayfl.config import ConfigError
 from rayfl.core.net import Net
 from rayfl.core.tensors import nbytes
+from rayfl.costs import width_for
 from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS
 from rayfl.training.settings import Training
@@ -59,6 +60,19 @@ def test_networks_cost_at_most_their_capacity(metric):
         assert costs == sorted(costs) and costs[-1] <= capacity
         net = method.task.nets[capacity]
         assert cost(replace(net, width=net.width + 1 / 8)) > capacity * cost(method.task.server)
+
+
+@pytest.mark.parametrize(
+    ("metric", "capacities"), [("flops", (0.5, 0.49)), ("flops", (0.75, 0.73)), ("params", (0.5, 0.49))]
+)
+def test_no_layer_is_wider_than_the_servers(metric, capacities):
+    """Though the first layers, as wide as the server's, leave room for it."""
+    model = MODELS["digits_cnn"](input=(1, 8, 8), classes=4)
+    nets = {c: Net(model, width_for(Net(model), c, metric)) for c in capacities}
+    method = AdaptiveFL().bind(Task(model, Training(), nets, max(capacities), clients=10, metric=metric))
+    server = method.task.server
+    for net in method.pool(max(capacities)):
+        assert all(one <= other for one, other in zip(sizes(net), sizes(server), strict=True))
 
 
 def test_a_network_that_never_fits_is_refused():

@@ -240,3 +240,38 @@ def test_a_client_that_leaves_blocks_out_has_no_peer(tmp_path):
     mixed = tiny(method={"name": "fedepth", "distill": 1.0}, clients=clients | {"assignment": "dynamic"}, **sections)
     lines = run(simulation := simulate(mixed, tmp_path / "mixed"))
     assert len(lines) == 4 and any(simulation.client_states.get(id) for id in range(6))
+
+
+GPT2 = {"name": "gpt2", "hidden": 16, "heads": 2, "layers": 2, "positions": 16}
+WORDS = {"name": "synthetic_text", "task": "next_token"}
+
+
+def test_distillation_of_language_models_is_by_token(tmp_path):
+    """Without padding: the sum of the divergences of all tokens over their number."""
+    clients = {"count": 2, "cohort": 2, "capacities": [1.0], "metric": "params"}
+    sections = {"model": GPT2, "data": WORDS, "partition": "iid", "clients": clients}
+    simulation = simulate(tiny(method={"name": "fedepth", "distill": 0.7}, **sections), tmp_path)
+    one = next(iter(visited(simulation, 0)))
+    _, labels = next(batches(one.data, one.seed, 1, 4))
+    counted = labels >= 0
+    assert counted.any() and labels.dim() == 2
+    y, z = (torch.randn(*labels.shape, one.data.goal.classes, generator=torch.manual_seed(i)) for i in (1, 2))
+    p, q = y[counted].log_softmax(1), z[counted].log_softmax(1)
+    kl = (q.exp() * (q - p)).sum(1).mean() + (p.exp() * (p - q)).sum(1).mean()
+    labelled = sum(F.cross_entropy(logits[counted], labels[counted]) for logits in (y, z))
+    found = simulation.method.mutual(one)((y, z), labels)
+    torch.testing.assert_close(found, labelled + 0.7 * kl, rtol=1e-5, atol=1e-6)
+
+
+def test_a_tied_output_layer_is_in_every_group():
+    """It costs multiply-adds, and it comes after the blocks, though its weight is that of the embedding."""
+    clients = {"count": 2, "cohort": 2, "capacities": [1.0, 0.72], "metric": "flops"}
+    experiment = tiny(method="fedepth", model=GPT2, data=WORDS, partition="iid", clients=clients)
+    whole = experiment.bound().task.server
+    [everything] = groups_of(whole, 1.0, "flops")
+    assert everything.cost("flops") == whole.macs
+    groups = groups_of(whole, 0.72, "flops")
+    assert len(groups) == 2
+    for group in groups:
+        assert "transformer.wte.weight" in group.trained and group.cost("flops") <= 0.72 * whole.macs
+    assert groups[1].trained[1].startswith("transformer.h.1.")

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from personal import assert_equal_states, sgd, two_rounds
 
+from rayfl.config import ConfigError
 from rayfl.core.seeds import stream
 from rayfl.core.tensors import Params
-from rayfl.testing.tiny import assert_same, run, simulate, tiny
+from rayfl.testing.tiny import assert_same, made_up_for, model_of, run, simulate, tiny
 
 HEAD = {"head.weight", "head.bias"}
 
@@ -61,3 +62,10 @@ def test_work_by_hand(tmp_path: Path) -> None:
     assert line["steps"] == 2 * len(cohort)
     assert net.layout.shapes["head.weight"] == (4, 39)
     assert line["train_flops"] == 6 * net.macs * trained + 3 * samples * (2 * net.macs + 4 * 4 * 39)
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu"])
+def test_a_model_without_a_trained_classifier_is_refused(name: str) -> None:
+    frozen = {"name": "lora", "base": model_of("lora").base, "targets": ["q.linear"], "head": "frozen"}
+    with pytest.raises(ConfigError, match=f"model: lora has no trained classifier, which method {name} keeps on"):
+        tiny(method=name, model=frozen, data=made_up_for(model_of("lora")))

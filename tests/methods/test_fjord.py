@@ -502,3 +502,12 @@ def test_results_do_not_depend_on_the_order_of_work(options, tmp_path):
     assert run(serial) == run(shuffled)
     assert_same(shuffled.state, serial.state)
     assert checksum(before) == checked
+
+
+def test_norms_of_a_frozen_base_are_no_widths_own():
+    base = MODELS["digits_cnn"](norm="static_bn", input=(1, 8, 8), classes=4)
+    model = MODELS["lora"](base=base, targets=("hidden",), rank=4)
+    nets = {c: Net(model, c) for c in (1.0, 0.5)}
+    method = METHODS["fjord"](norms="per_width_affine").bind(Task(model, Training(), nets, 1.0, clients=2))
+    own = {group: names for group, names in method.init().items() if group != "params"}
+    assert own and not any(name.endswith(("weight", "bias")) for names in own.values() for name in names)

@@ -1,6 +1,7 @@
 """Low-rank methods by hand, in float64: rounds without training, exactness of means, traffic."""
 
 import functools
+import math
 from dataclasses import replace
 
 import pytest
@@ -477,6 +478,17 @@ def test_a_small_stack_travels_as_it_is(tmp_path):
     assert [line["bytes_down"] for line in lines] == [4 * 2 * HEAD, 4 * 2 * (LAYERS * 4 * D + HEAD)]
 
 
+@pytest.mark.parametrize(("server", "rank"), [({}, 4), ({"optimizer": "sgd", "lr": 0.5}, 4 + 8)])
+def test_a_residual_has_the_rank_of_what_clients_sent(server, rank, tmp_path):
+    """Clients of ranks 2 and 2 under a server of rank 8: its other components have no residual. A step of a server
+    optimizer starts from all old components. The product has 400 floats."""
+    experiment = traffic("fedex_lora", (1.0,), 2)
+    clients = {"count": 2, "cohort": 2, "capacities": [1.0, 0.25], "assignment": "dynamic", "weights": [0, 1]}
+    first, second = run(simulate(experiment.with_(clients=clients, server=server), tmp_path))
+    assert first["bytes_down"] == 4 * 2 * (LAYERS * 2 * D + HEAD)
+    assert second["bytes_down"] - first["bytes_down"] == 4 * 2 * LAYERS * min(rank * D, 400)
+
+
 @pytest.mark.parametrize("method", ["flora", "flexlora", "lora_fair", "fedsb"])
 @pytest.mark.parametrize(
     "sections",
@@ -601,9 +613,10 @@ def test_a_client_of_rank_zero_trains_the_head(name, tmp_path):
     assert all(t.isfinite().all() for _, t in leaves(simulation.state))
 
 
-def test_rank_zero_and_a_frozen_head_is_nothing_to_train():
+@pytest.mark.parametrize("name", ["rbla", "lora_a2"])
+def test_rank_zero_and_a_frozen_head_is_nothing_to_train(name):
     model = LORA.model_copy(update={"head": "frozen"})
-    experiment = traffic("rbla", (1.0, 0.25), 1).with_(model=model)
+    experiment = traffic(name, (1.0, 0.25), 1).with_(model=model)
     found = message(experiment.with_, clients={"count": 2, "cohort": 2, "capacities": [1.0, 0.1]})
     assert (
         "clients.capacities: 0.1 is rank 0 of 8, with a frozen head. Allowed with model.head: frozen: at least 0.125"
@@ -720,6 +733,14 @@ def test_lora_a2_chooses_among_all_layers():
     }
     expected = set(sorted(scores, key=lambda key: -scores[key])[:8])
     assert {(n, int(j)) for n, t in chosen.items() for j in t[0].nonzero()[:, 0]} == expected
+
+
+def test_lora_a2_has_the_ranks_that_other_methods_have():
+    """Also by parameters, with a trained head, and if the largest capacity is below 1."""
+    clients = {"count": 2, "cohort": 2, "capacities": [0.9, 0.5], "metric": "params"}
+    one, other = (traffic(name, (1.0, 0.5), 1).with_(clients=clients).bound() for name in ("lora_a2", "rbla"))
+    ranks = {c: rank_of(net, other.layers[0]) for c, net in other.task.nets.items()}
+    assert {c: one.budget(c) for c in one.task.nets} == ranks and ranks[0.5] != math.ceil(0.5 * R)
 
 
 def test_lora_a2_moves_only_selected_components(tmp_path):

@@ -25,6 +25,7 @@ from rayfl.config import ConfigError
 from rayfl.core.bitcodes import encode_places
 from rayfl.core.net import Net
 from rayfl.core.tensors import nbytes, pack
+from rayfl.costs import macs
 from rayfl.methods import METHODS, Client, Task, Update
 from rayfl.methods.base import Affordable
 from rayfl.methods.masks.thresholds import groups, threshold_for, unit_costs
@@ -508,3 +509,22 @@ def test_a_round_counts_the_masks_it_sends(tmp_path):
         expected += len(clients) * (nbytes(payload) + selection.nbytes)
         masks += selection.nbytes
     assert simulation.train()["bytes_down"] == expected and masks > 0
+
+
+def test_a_tied_output_layer_costs_and_is_masked_with_the_embedding():
+    gpt2 = {"name": "gpt2", "hidden": 16, "heads": 2, "layers": 1, "positions": 16}
+    clients = {"count": 2, "cohort": 2, "capacities": [1.0, 0.3], "metric": "flops"}
+    text = {"name": "synthetic_text", "task": "next_token"}
+    method = {"name": "pruning_greedy", "embeddings": True}
+    method = tiny(method=method, model=gpt2, data=text, partition="iid", clients=clients).bound()
+    net, embedding = method.task.server, "transformer.wte.weight"
+    assert method.units[embedding] * math.prod(net.layout.shapes[embedding]) == net.layer_macs["lm_head"]
+    assert macs(net, {"transformer.wte": 0.25}) == net.macs - 0.75 * net.layer_macs["lm_head"]
+    deployed = method.deploy(method.init(), 0, 0.3)
+    assert deployed.present.macs <= 0.3 * net.macs * (1 + 1e-9)
+
+
+def test_a_method_without_anything_to_mask_is_refused():
+    every = ["conv1", "conv2", "hidden", "head"]
+    with pytest.raises(ConfigError, match="no layer of model digits_cnn outside of method.whole .* can be masked"):
+        tiny(model="digits_cnn", method={"name": "fiarse", "whole": every}, data={"shape": [1, 8, 8]})

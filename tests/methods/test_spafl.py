@@ -496,9 +496,11 @@ def test_alpha_follows_the_density():
     assert last < 1
 
 
-def test_thresholds_alone_are_trained_in_frozen_networks():
-    """Table 2."""
-    method = SpaFL(train_weights=False, eq13=False).bind(on("digits_cnn", batch_size=2, momentum=0.9))
+@pytest.mark.parametrize("rule", [{"momentum": 0.9}, {"optimizer": "adamw", "lr": 0.01}])
+def test_thresholds_alone_are_trained_in_frozen_networks(rule):
+    """Table 2. Weight decay does not move weights either."""
+    training = {"batch_size": 2, "weight_decay": 0.1} | rule
+    method = SpaFL(train_weights=False, eq13=False).bind(on("digits_cnn", **training))
     state = method.init()
     data = images(0, 1, 2, 3)
     update = answer(method, state, data)

@@ -11,6 +11,7 @@ from helpers import assert_same, bound, client_data, one_round, run, simulate, t
 from independent import batches, descend, experiment, network, tensors, visited
 
 from rayfl import costs
+from rayfl.config import ConfigError
 from rayfl.core.net import Net, load
 from rayfl.core.seeds import torch_scope
 from rayfl.core.tensors import nbytes
@@ -188,3 +189,12 @@ def test_two_rounds_are_plain_torch_s(scaler, tmp_path, float64):
     assert found.keys() == params.keys() and found["base1.head.weight"].dtype == torch.float64
     for name, t in params.items():
         torch.testing.assert_close(found[name], t, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["splitmix", "flanc"])
+def test_a_mix_of_models_is_refused(name):
+    networks = {1.0: {"name": "resnet8", "channels": 8}, 0.5: {"name": "resnet8", "channels": 4}}
+    mix = {"name": "mix", "networks": networks}
+    clients = {"count": 4, "cohort": 2, "capacities": [1.0, 0.5]}
+    with pytest.raises(ConfigError, match="model: mix is not valid. Allowed: one model, because"):
+        tiny(method=name, model=mix, clients=clients, data={"shape": [1, 8, 8]})

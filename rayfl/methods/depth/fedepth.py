@@ -26,7 +26,8 @@ Departures:
    one network by hand. Memory of activations follows FLOPs more than parameters.
 2. The code connects G_j with the classifier by padding with zero channels, and by every second or fourth pixel. Here
    the skips of the omitted blocks do so, with their projections, which are trained too. A transformer needs neither.
-3. In later groups the code of transformers trains the embedding too, which needs the backward pass of all blocks.
+3. In later groups the code of transformers trains the embedding too, which needs the backward pass of all blocks. Here
+   only if the output layer is tied to it.
 4. The code averages all blocks over all clients, also those that a client left out, with their old values. Its weights
    by memory (`resource_weight`), which are off by default, are not supported.
 5. The code keeps the optimizer between groups. Here its state is reset, and all groups have the same batches.
@@ -121,12 +122,13 @@ class FeDepth(Dense):
         return peer
 
     def mutual(self, visit: Visit) -> Loss:
-        """Return the loss of y and z: (their logits, [B, C] each, labels) -> the sum of both losses."""
-        loss = self.loss(visit)
+        """Return the loss of y and z: (their logits, [B, C] or [B, T, C] each, labels) -> the sum of both losses."""
+        loss, goal = self.loss(visit), visit.data.goal
 
         def of_both(logits: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
             y, z = logits
-            distilled = divergence(z.detach(), y, 1.0) + divergence(y.detach(), z, 1.0)
+            a, b = (goal.rows(of, labels)[0] for of in logits)
+            distilled = divergence(b.detach(), a, 1.0) + divergence(a.detach(), b, 1.0)
             return loss(y, labels) + loss(z, labels) + self.distill * distilled
 
         return of_both
@@ -150,7 +152,7 @@ class Group:
         if metric == "params":
             return sum(math.prod(self.net.layout.shapes[name]) for name in self.trained)
         paths = {name.rpartition(".")[0] for name in self.trained}
-        return sum(n for path, n in self.net.layer_macs.items() if path in paths)
+        return sum(n for path, n in self.net.layer_macs.items() if self.net.owners[path] in paths)
 
 
 @functools.lru_cache(maxsize=256)
@@ -183,4 +185,7 @@ def _last(whole: Net, groups: list[list[str]]) -> Group:
     names = tuple(net.layout.shapes)
     start = groups[-1][0] if len(groups) > 1 else ""
     first = next(i for i, name in enumerate(names) if not start or name.startswith(f"{start}."))
-    return Group(net, names[first:])
+    layers = [*net.layer_macs]
+    after = layers[next((i for i, path in enumerate(layers) if path.startswith(f"{start}.")), 0) :]
+    tied = {f"{net.owners[path]}.weight" for path in after if net.owners[path] != path}
+    return Group(net, tuple(name for i, name in enumerate(names) if i >= first or name in tied))

@@ -71,12 +71,17 @@ class LowRank(Method):
                 f"model.scaling: {model.scaling} is not valid. Allowed: constant, because method {self.name} compares "
                 "clients of different ranks at one scale; or clients of one capacity"
             )
-        for capacity, net in self.task.nets.items():
-            if not any(math.prod(shape) and self.is_trained(name, 0) for name, shape in net.layout.shapes.items()):
+        for capacity in self.task.nets:
+            if not self.has_trained(capacity):
                 raise ConfigError(
                     f"clients.capacities: {capacity:g} is rank 0 of {self.rank}, with a frozen head. Allowed with "
                     f"model.head: frozen: at least {1 / self.rank:.3g}"
                 )
+
+    def has_trained(self, capacity: float) -> bool:
+        """Return whether a client of a capacity has something to train."""
+        shapes = self.task.nets[capacity].layout.shapes
+        return any(math.prod(shape) and self.is_trained(name, 0) for name, shape in shapes.items())
 
     def submodel(self, state: State, round: int, capacity: float) -> Slice:
         """Return the submodel of a capacity after `round` rounds: the first components of every adapter."""

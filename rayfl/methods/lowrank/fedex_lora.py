@@ -9,8 +9,8 @@ Symbols: as in `base`; W the update merged into the base so far.
     A  <-  sum_k w_k A_k,   B  <-  sum_k w_k B_k
     W  <-  W + P* - s B A, which makes the round exact
     up             r (in + out) per layer
-    down           r (in + out) per layer, and the residual of rank p <= sum_k r_k: p (in + out), or in out if that
-                   is less
+    down           r (in + out) per layer, and the residual of rank p <= sum_k r_k of the last round's clients:
+                   p (in + out), or in out if that is less
 
 Departures:
 1. The paper has one rank. With several ranks, factors and the products in P* are averaged over the holders of a
@@ -19,7 +19,7 @@ Departures:
 2. The code adds the residual transposed, which is correct for GPT-2's layers but not for linear layers.
 3. The residual is computed in float64 and stored in float32 beside the base.
 4. A client that missed a round also receives its residual; these bytes are not counted.
-5. `server:` optimizers step on the factors; the residual compensates for that too.
+5. `server:` optimizers step on the factors; the residual compensates for that too, and p is larger by r.
 """
 
 from collections.abc import Mapping
@@ -59,5 +59,9 @@ class FedExLoRA(LowRank):
         for path, mean in self.mean_products(fold).items():
             b, a = params[f"{path}.lora.B"].double(), params[f"{path}.lora.A"].double()
             residuals[path] = mean.dense() - self.scale(self.rank) * b @ a
-            ranks[path] = rank_sent(mean)
+            received = (fold.products.get(segment) for segment in self.segments(path, self.rank))
+            ranks[path] = sum((rank_sent(product) for product in received if product is not None), ranks[path])
+            if fold.server.optimizer != "mean":
+                # the step goes from the old factors
+                ranks[path] = ranks[path] + self.rank
         return {"params": merged(params, residuals), "merged": ranks}

@@ -18,7 +18,8 @@ Ranks differ between clients, and between the layers of a client.
 
 Departures:
 1. The steps of a round start from the received parameters, not from the result of probing; the paper does not specify.
-2. A client of capacity c has r_k = ceil(c R) and runs all R components: the paper's budget is for uploads.
+2. A client has the r_k that its capacity affords, as with other methods, and runs all R components: the paper's budget
+   is for uploads.
 3. The paper freezes the random head: `model.head: frozen`. A trained head has the rate of the round.
 4. A trained head is sent up whole.
 5. If rounds are counted in steps, probing takes the same number of steps in place of one epoch.
@@ -41,7 +42,7 @@ from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net
 from rayfl.core.seeds import stream
 from rayfl.core.tensors import Params, nbytes
-from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.base import Affordable, Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, Part, adapters, part_of, rank_of
 
@@ -56,6 +57,14 @@ class LoRAA2(LowRank):
     def sizes(self, task: Task) -> Mapping[float, Net]:
         """Return the server's network for every capacity: clients run all components."""
         return dict.fromkeys(adapters(task), task.server)
+
+    def budget(self, capacity: float) -> int:
+        """Return r_k of a capacity: the rank that other methods give it."""
+        net = Affordable(self.task.model, self.task.metric, (capacity,))[capacity]
+        return max(rank_of(net, path) for path in self.layers)
+
+    def has_trained(self, capacity: float) -> bool:
+        return self.budget(capacity) > 0 or any(not part_of(name) for name in self.task.server.layout.shapes)
 
     def trains(self, round: int) -> tuple[Part, ...]:
         return ("A",) if round % 2 else ("B",)
@@ -90,7 +99,7 @@ class LoRAA2(LowRank):
             change = {n: probed[n].cpu() - received[n] for n in [f"{path}.lora.{part}"]}
             b, a = (change.get(n, received[n]) for n in (f"{path}.lora.B", f"{path}.lora.A"))
             scores[f"{path}.lora.{part}"] = importance(b, a)
-        rank = max(rank_of(replace(visit.net, width=visit.client.capacity), path) for path in self.layers)
+        rank = self.budget(visit.client.capacity)
         flat = torch.cat(list(scores.values()))
         kept = torch.zeros_like(flat, dtype=torch.bool)
         kept[torch.sort(flat, descending=True, stable=True).indices[: rank * len(scores)]] = True

@@ -60,6 +60,11 @@ class Masked(Method):
         """Raise a ConfigError if the shards do not fit the model, or if a capacity does not buy one element."""
         server = self.task.server
         shapes, names = server.layout.shapes, [*itertools.chain(*self.groups)]
+        if not names:
+            raise ConfigError(
+                f"method: no layer of model {server.model.name} outside of method.whole {[*self.whole]} can be masked. "
+                "Allowed: at least one"
+            )
         units = self.units or dict.fromkeys(names, 1)
         least = max(units.values()) / sum(units[name] * math.prod(shapes[name]) for name in names)
         for capacity in self.task.nets:

@@ -68,6 +68,7 @@ from rayfl.core.tensors import Params, copied, nbytes
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.sizes import rows_are_neurons
+from rayfl.training.steps import at_rest
 
 RESET = 0.01
 """Share of a layer's rows at or below which the layer is empty (departure 3)."""
@@ -228,7 +229,8 @@ class SpaFL(Method):
         """Train weights and thresholds in place. Return the metrics of `fit` and the new client state."""
         statistics = {name: t.to(visit.data.device, copy=True) for name, t in kept.get("statistics", {}).items()}
         momentum = dict(kept.get("momentum", {})) if self.persistent_momentum else None
-        with tracked(client.whole, statistics):
+        frozen = () if self.train_weights else client.whole.parameters()
+        with tracked(client.whole, statistics), at_rest(frozen):
             metrics = self.fit(
                 client,
                 visit,
@@ -348,12 +350,9 @@ class Pruned(nn.Module):
         return cast(torch.Tensor, Step.apply(mu, tau, self.method.step_backward == "identity"))
 
     def regularise(self, alpha: float) -> None:
-        """Add the gradient of alpha sum exp(-tau), and set the gradients of weights that are not trained to 0."""
+        """Add the gradient of alpha sum exp(-tau)."""
         for tau in self.thresholds:
             cast(torch.Tensor, tau.grad).sub_(tau.detach().neg().exp_(), alpha=alpha)
-        if not self.method.train_weights:
-            for parameter in self.whole.parameters():
-                cast(torch.Tensor, parameter.grad).zero_()
 
     @torch.no_grad()
     def clamp(self) -> None:

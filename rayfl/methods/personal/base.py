@@ -90,10 +90,17 @@ class PersonalLayers(Partial):
     """Methods whose clients keep some layers, the classifier by default."""
 
     personal: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Layers that stay on the client, by path, with all layers below them ("stage4"). Default: the classifier."""
+    """Layers that stay on the client, by path, with all layers below them ("stage4"). Default: the classifier, and in
+    language models the embedding of tokens, whose rows are classes too."""
 
     def check(self, rounds: int, clients: Population) -> None:
-        check_paths("method.personal", self.personal or (), self.task.server)
+        net = self.task.server
+        check_paths("method.personal", self.personal or (), net)
+        if not self.kept(net):
+            raise ConfigError(
+                f"model: {net.model.name} has no trained classifier, which method {self.name} keeps on clients. "
+                "Allowed: a model that trains its classifier, or other layers as method.personal"
+            )
         super().check(rounds, clients)
 
     def kept(self, net: Net) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class LGFedAvg(Partial):
     name: Literal["lg_fedavg"] = "lg_fedavg"
     shared: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Averaged layers, by path: a layer ("conv1") or all layers below it ("stage1"). Default: the classifier, as in the
-    paper's figure (local representations, one global head)."""
+    paper's figure (local representations, one global head); in language models also the embedding of tokens."""
     warmup: int = Field(default=0, ge=0)
     """Number of initial rounds in which all layers are averaged (FedAvg)."""
 

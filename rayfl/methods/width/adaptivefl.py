@@ -75,10 +75,8 @@ class AdaptiveFL(Dense):
                 f"method.starts: {list(self.starts)} is not valid, because all layers of model {task.model.name} have "
                 "one width. Allowed: [0], or another model"
             ) from None
-        return {
-            c: server if c == task.server_capacity else replace(first, width=costs.width_for(first, c, task.metric))
-            for c in task.nets
-        }
+        widths = {c: min(costs.width_for(first, c, task.metric), server.width) for c in task.nets}
+        return {c: server if c == task.server_capacity else replace(first, width=w) for c, w in widths.items()}
 
     def pool(self, capacity: float) -> list[Net]:
         """Return the distinct networks of the pool that fit a capacity, smallest first."""

@@ -153,7 +153,9 @@ class FjORD(Dense):
             return {}
         cut, own = prefix(self.task.server, net).take(params), net.statistics()
         if self.norms == "per_width_affine":
-            own |= {name: cut[name].clone() for path in net.norms for name in (f"{path}.weight", f"{path}.bias")}
+            affine = (f"{path}.{part}" for path in net.norms for part in ("weight", "bias"))
+            # those of a frozen base are no parameters
+            own |= {name: cut[name].clone() for name in affine if name in cut}
         return own
 
 

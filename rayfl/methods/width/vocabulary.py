@@ -8,7 +8,8 @@ has the network of n tokens, renumbered 0 ... n - 1, and the loss
     log(sum over its own tokens of e^z + V - n) - z_y
 
 which equals the whole network's loss up to rounding. The server must know a client's tokens, which the returned rows
-reveal anyway.
+reveal anyway. With `data.mask_rule: bert`, the random tokens that replace hidden ones are the client's own, not any of
+the vocabulary, so that results differ.
 """
 
 import math
@@ -37,7 +38,7 @@ class OwnVocabulary(Dense):
 
     vocab: Literal["full", "own"] = "full"
     """Token rows of a language model that a client receives, trains and sends: all, or those of its own tokens, with
-    equal results up to rounding."""
+    equal results up to rounding except with `data.mask_rule: bert`."""
 
     @model_validator(mode="after")
     def _same_result(self) -> Self:
