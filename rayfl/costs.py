@@ -56,11 +56,11 @@ def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None
 def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
     """Return the FLOPs of training only these parameters: a forward pass, and a backward pass to the first of their
     layers, with gradients of the weights of their layers only. 2 FLOPs per multiply-add."""
-    macs, places = net.layer_macs, {name: place for place, name in enumerate(net.layout.shapes)}
-    trained = {name.rpartition(".")[0] for name in names}
+    macs, trained = net.layer_macs, {name.rpartition(".")[0] for name in names}
+    places = {path: i for i, path in enumerate(dict.fromkeys(name.rpartition(".")[0] for name in net.layout.shapes))}
     # norms and embeddings have no multiply-adds: the backward pass goes to the first layer after them
-    start = min((places[name] for name in names if name.rpartition(".")[0] not in macs), default=math.inf)
-    reached = [path in trained or places.get(f"{path}.weight", math.inf) >= start for path in macs]
+    start = min((places[path] for path in trained - macs.keys()), default=math.inf)
+    reached = [path in trained or places.get(path, -1) >= start for path in macs]
     after = sum(list(macs.values())[reached.index(True) :]) if any(reached) else 0
     return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if net.owners[path] in trained)) * samples
 

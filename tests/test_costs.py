@@ -394,3 +394,7 @@ def test_training_an_embedding_goes_back_through_the_whole_network():
     after = cnn.macs - cnn.layer_macs["conv1"]
     norms = [name for name in cnn.layout.shapes if name.startswith("norm1.")]
     assert norms and partial_flops(cnn, norms, 1) == 2 * (cnn.macs + after)
+    adapted = Net(model_of("lora"))
+    last = [*adapted.layer_macs][-1]
+    expected = 2 * (adapted.macs + 2 * adapted.layer_macs[last])
+    assert partial_flops(adapted, [f"{last}.weight", f"{last}.bias"], 1) == expected
