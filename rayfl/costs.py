@@ -60,7 +60,9 @@ def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
     places = {path: i for i, path in enumerate(dict.fromkeys(name.rpartition(".")[0] for name in net.layout.shapes))}
     # norms and embeddings have no multiply-adds: the backward pass goes to the first layer after them
     start = min((places[path] for path in trained - macs.keys()), default=math.inf)
-    reached = [path in trained or places.get(path, -1) >= start for path in macs]
+    # tied layers come last
+    own = {path: places.get(path, -1) if path == owner else len(places) for path, owner in net.owners.items()}
+    reached = [path in trained or own[path] >= start for path in macs]
     after = sum(list(macs.values())[reached.index(True) :]) if any(reached) else 0
     return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if net.owners[path] in trained)) * samples
 

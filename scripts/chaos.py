@@ -315,7 +315,7 @@ def raylets() -> Iterator[Any]:
 
 
 def disturb(run: Run, ends: float, tally: Tally, notify: Callable[[str], None]) -> None:
-    """Complete a run, with faults until `ends`, but at least one."""
+    """Complete a run, with faults until `ends`, and later until one has hit in any run."""
     place = "nodes" if run.cluster else "own"
     faults = [fault for fault in FAULTS if fault.on in ("any", place)]
     run.start()

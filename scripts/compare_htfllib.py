@@ -267,7 +267,7 @@ def main() -> None:
     torch.set_num_threads(1)
     checkout, rates = options.checkout.resolve(), rates_of(options.rates)
     lines, rows = [], {name: METHODS[name][0] for name in options.methods}
-    if rates and (missing := sorted({*rows.values()} - rates.keys())):
+    if options.rates and (missing := sorted({*rows.values()} - rates.keys())):
         parser.error(f"--rates: {options.rates} has no {', '.join(missing)}. Allowed: a sweep of all rows")
     for name, row in rows.items():
         lr = rates.get(row, options.lr)

@@ -394,6 +394,9 @@ def test_training_an_embedding_goes_back_through_the_whole_network():
     after = cnn.macs - cnn.layer_macs["conv1"]
     norms = [name for name in cnn.layout.shapes if name.startswith("norm1.")]
     assert norms and partial_flops(cnn, norms, 1) == 2 * (cnn.macs + after)
+    gpt2 = {"name": "gpt2", "hidden": 16, "heads": 2, "layers": 1, "positions": 16}
+    tied = tiny(method="fedavg", model=gpt2, data=text, partition="iid").bound().task.server
+    assert partial_flops(tied, ["transformer.ln_f.weight"], 1) == 2 * (tied.macs + tied.layer_macs["lm_head"])
     adapted = Net(model_of("lora"))
     last = [*adapted.layer_macs][-1]
     expected = 2 * (adapted.macs + 2 * adapted.layer_macs[last])

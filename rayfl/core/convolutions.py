@@ -18,33 +18,20 @@ CHANNELS = 8
 M = TypeVar("M", bound=nn.Module)
 
 
-def conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: tuple[int, ...],
-    padding: str | tuple[int, ...] = (0, 0),
-    groups: int = 1,
-) -> torch.Tensor:
-    """Return `F.conv2d` of x [B, C, H, W]."""
-    if _is_affected(weight, stride, padding):
-        x, stride = x[..., :: stride[0], :: stride[1]], (1, 1)
-    return F.conv2d(x, weight, bias, stride, padding, groups=groups)
-
-
-def _is_affected(weight: torch.Tensor, stride: tuple[int, ...], padding: str | tuple[int, ...]) -> bool:
-    _, inputs, *kernel = weight.shape
-    return kernel == [1, 1] and inputs < CHANNELS and max(stride) > 1 and padding == (0, 0)
+def _is_affected(layer: nn.Conv2d) -> bool:
+    is_pointwise = layer.kernel_size == (1, 1) and layer.padding in ((0, 0), "valid") and layer.groups == 1
+    return is_pointwise and layer.in_channels < CHANNELS and max(layer.stride) > 1
 
 
 class _Conv2d(nn.Conv2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return conv2d(input, self.weight, self.bias, self.stride, self.padding, self.groups)
+        down, right = self.stride
+        return F.conv2d(input[..., ::down, ::right], self.weight, self.bias)
 
 
 def safe(network: M) -> M:
     """Change the affected convolutions of a network, in place, and return it."""
     for layer in network.modules():
-        if type(layer) is nn.Conv2d and _is_affected(layer.weight, layer.stride, layer.padding):
+        if type(layer) is nn.Conv2d and _is_affected(layer):
             layer.__class__ = _Conv2d
     return network

@@ -165,9 +165,10 @@ def mask_logits(logits: torch.Tensor, present: torch.Tensor, fill: Fill) -> torc
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return KL(softmax(teacher / T) || softmax(student / T)) of logits [n, C], the mean over the rows."""
+    """Return KL(softmax(teacher / T) || softmax(student / T)) of logits [n, C], the mean over the rows; 0 without rows,
+    because a batch of texts may consist of padding only."""
     target, given = (F.log_softmax(logits / temperature, 1) for logits in (teacher, student))
-    return F.kl_div(given, target, reduction="batchmean", log_target=True)
+    return F.kl_div(given, target, reduction="sum", log_target=True) / max(len(given), 1)
 
 
 @contextmanager

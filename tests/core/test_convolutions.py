@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from rayfl.core.convolutions import conv2d, safe
+from rayfl.core.convolutions import safe
 from rayfl.core.net import Net
 from rayfl.models import MODELS_KIND
 
@@ -28,12 +27,12 @@ for _ in range(100):
 
 
 @pytest.mark.parametrize("stride", [(2, 2), (1, 3), (3, 1)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_outputs_and_gradients_are_those_of_torch(stride, bias):
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"padding": "valid"}])
+def test_outputs_and_gradients_are_those_of_torch(stride, options):
     torch.manual_seed(0)
     for channels in (1, 4, 7, 8, 12):
-        layer = nn.Conv2d(channels, 6, 1, stride=stride, bias=bias).double()
-        changed = safe(nn.Sequential(nn.Conv2d(channels, 6, 1, stride=stride, bias=bias).double()))
+        layer = nn.Conv2d(channels, 6, 1, stride=stride, **options).double()
+        changed = safe(nn.Sequential(nn.Conv2d(channels, 6, 1, stride=stride, **options).double()))
         changed[0].load_state_dict(layer.state_dict())
         assert (type(changed[0]) is nn.Conv2d) == (channels >= 8)
         x = torch.randn(2, channels, 7, 8, dtype=torch.float64)
@@ -53,12 +52,11 @@ def test_other_convolutions_stay():
         nn.Conv2d(4, 4, 1),
         nn.Conv2d(4, 4, 3, stride=2),
         nn.Conv2d(4, 4, 1, stride=2, padding=1),
+        nn.Conv2d(4, 4, 1, stride=2, groups=2),
         nn.Conv2d(8, 4, 1, stride=2),
     ]
     safe(nn.ModuleList(others))
-    assert [type(layer) for layer in others] == [nn.Conv2d] * 4
-    x, weight = torch.randn(2, 4, 5, 5), torch.randn(4, 1, 1, 1)
-    torch.testing.assert_close(conv2d(x, weight, None, (2, 2), groups=4), F.conv2d(x, weight, None, 2, groups=4))
+    assert {type(layer) for layer in others} == {nn.Conv2d}
 
 
 def test_shortcuts_of_narrow_networks_are_changed():

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 def test_a_minute_of_chaos(start):
     code, printed = start("scripts/chaos.py", "--minutes", "1", "--seed", "0", program=(sys.executable,)).finish()
     assert code == 0, printed
-    for count in (r"^all +(\d+)", r"^(\d+) runs equal to their serial twins"):
+    for count in (r"^ *all +(\d+)", r"^(\d+) runs equal to their serial twins"):
         assert int(re.findall(count, printed, re.M)[0]) > 0, printed
 
 

@@ -71,8 +71,10 @@ def test_no_layer_is_wider_than_the_servers(metric, capacities):
     nets = {c: Net(model, width_for(Net(model), c, metric)) for c in capacities}
     method = AdaptiveFL().bind(Task(model, Training(), nets, max(capacities), clients=10, metric=metric))
     server = method.task.server
-    for net in method.pool(max(capacities)):
+    pool = method.pool(max(capacities))
+    for net in pool:
         assert all(one <= other for one, other in zip(sizes(net), sizes(server), strict=True))
+    assert len({tuple(sizes(net)) for net in pool}) == len(pool)
 
 
 def test_a_network_that_never_fits_is_refused():

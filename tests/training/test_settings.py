@@ -154,6 +154,11 @@ def test_predictions_of_exits_and_head():
     assert answered((last,), "mean") is last
 
 
+def test_without_rows_the_divergence_is_0():
+    """As of a batch of texts that is padding only."""
+    assert divergence(torch.zeros(0, 3), torch.zeros(0, 3), 1.0) == 0
+
+
 def test_divergence_by_hand():
     """Softmaxes of T ln 3 : 0 at temperature T are 3/4 and 1/4."""
     teacher, even = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]]), torch.zeros(2, 2)

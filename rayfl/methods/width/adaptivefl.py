@@ -26,9 +26,9 @@ Departures:
 2. A client receives S_k, not the network d_k that it then prunes, for the same reason: bytes down are lower.
 3. Availability that changes is `clients.assignment: dynamic`, with as many capacities as needed; the code draws it
    from normal distributions.
-4. A capacity's width is the largest at which its network with the largest I fits (by `clients.metric`); the code lists
-   widths, 0.4 and 0.66. Layers are counted by axes, in the order of the parameters, and one for the classifier: layers
-   that are added have one axis. A VGG16 has 16, and I = 4, 6 and 8, as in the code.
+4. A capacity's width is the largest at which its network with the largest I fits (by `clients.metric`), but at most the
+   server's; the code lists widths, 0.4 and 0.66. Layers are counted by axes, in the order of the parameters, and one
+   for the classifier: layers that are added have one axis. A VGG16 has 16, and I = 4, 6 and 8, as in the code.
 5. Sizes are ceil(r K); the code has floor.
 6. Hugging Face's networks have one width for all layers, so that `starts` must be [0].
 7. Norms are static: statistics are collected before an evaluation. The code's use the test batch's.
@@ -75,8 +75,8 @@ class AdaptiveFL(Dense):
                 f"method.starts: {list(self.starts)} is not valid, because all layers of model {task.model.name} have "
                 "one width. Allowed: [0], or another model"
             ) from None
-        widths = {c: min(costs.width_for(first, c, task.metric), server.width) for c in task.nets}
-        return {c: server if c == task.server_capacity else replace(first, width=w) for c, w in widths.items()}
+        nets = {c: replace(first, width=costs.width_for(first, c, task.metric)) for c in task.nets}
+        return {c: net if c < task.server_capacity and net.width < server.width else server for c, net in nets.items()}
 
     def pool(self, capacity: float) -> list[Net]:
         """Return the distinct networks of the pool that fit a capacity, smallest first."""

@@ -41,7 +41,6 @@ from torch import nn
 
 from rayfl.config import ConfigError
 from rayfl.core.axes import Axis, conv, conv1d, declare, linear
-from rayfl.core.convolutions import conv2d
 from rayfl.core.fold import State, Update
 from rayfl.core.net import Net, params_of
 from rayfl.core.seeds import stream, torch_scope
@@ -150,10 +149,8 @@ class Composed(Wrapper):
             basis = Basis(n, s, kernel, old)
             results = Axis.fixed(f"{path}.results", n * basis.groups)
             bias = old.bias is not None
-            if isinstance(old, nn.Linear):
-                layer = linear(results, out, bias=bias)
-            else:
-                layer = (conv1d if isinstance(old, nn.Conv1d) else conv)(results, out, 1, bias=bias)
+            pointwise = {nn.Conv1d: conv1d, nn.Conv2d: conv}.get(type(old))
+            layer = pointwise(results, out, 1, bias=bias) if pointwise else linear(results, out, bias=bias)
             nn.init.normal_(layer.weight, std=math.sqrt(2 / out.length))
             module.set_submodule(path, sequential(basis=basis, coefficients=layer))
         return module
@@ -188,5 +185,5 @@ class Basis(nn.Module):
         space, (stride, padding) = self.weight.dim() - 2, self.steps
         weight = self.weight.repeat(self.groups, *[1] * (1 + space))
         padded = F.pad(x, (*[0, 0] * space, 0, self.missing)) if self.missing else x
-        convolution = F.conv1d if space == 1 else conv2d
+        convolution = F.conv1d if space == 1 else F.conv2d
         return convolution(padded, weight, None, stride, padding, groups=self.groups)
