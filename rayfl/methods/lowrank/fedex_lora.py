@@ -59,9 +59,8 @@ class FedExLoRA(LowRank):
         for path, mean in self.mean_products(fold).items():
             b, a = params[f"{path}.lora.B"].double(), params[f"{path}.lora.A"].double()
             residuals[path] = mean.dense() - self.scale(self.rank) * b @ a
-            received = (fold.products.get(segment) for segment in self.segments(path, self.rank))
-            ranks[path] = sum((rank_sent(product) for product in received if product is not None), ranks[path])
-            if fold.server.optimizer != "mean":
-                # the step goes from the old factors
-                ranks[path] = ranks[path] + self.rank
+            sent = (fold.products[segment] for segment in self.segments(path, self.rank) if segment in fold.products)
+            # an optimizer's step starts from the old factors
+            rank = sum(int(rank_sent(product)) for product in sent) + self.rank * (fold.server.optimizer != "mean")
+            ranks[path] = torch.tensor(min(rank, *residuals[path].shape))
         return {"params": merged(params, residuals), "merged": ranks}
