@@ -270,7 +270,7 @@ def main() -> None:
     if options.rates and (missing := sorted({*rows.values()} - rates.keys())):
         parser.error(f"--rates: {options.rates} has no {', '.join(missing)}. Allowed: a sweep of all rows")
     for name, row in rows.items():
-        lr = rates.get(row, options.lr)
+        lr = rates[row] if row in rates else options.lr
         cases = [Case(name, seed, options.rounds, lr) for seed in options.seeds]
         if options.side:
             print(json.dumps(on_rayfl(cases[0]) if options.side == "rayfl" else on_htfllib(checkout, cases[0])))
