@@ -70,9 +70,8 @@ def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
 @functools.lru_cache(maxsize=1024)
 def _frozen(net: Net) -> frozenset[str]:
     """Return the paths of the layers whose weight is not a parameter. One that is tied to another is."""
-    trained, module = {name.rpartition(".")[0] for name in net.layout.shapes}, net.blank()
-    others = ((path, module.get_submodule(path)) for path in net.layer_macs if path not in trained)
-    return frozenset(path for path, layer in others if not any(True for _ in layer.parameters(recurse=False)))
+    trained = {name.rpartition(".")[0] for name in net.layout.shapes}
+    return frozenset(path for path, owner in net.owners.items() if not trained & {path, owner})
 
 
 def forward_flops(net: Net, samples: int) -> float:

@@ -114,13 +114,9 @@ def _is_below(path: str, prefixes: Collection[str]) -> bool:
 def unit_costs(net: Net) -> dict[str, int]:
     """Return the multiply-adds of one element of each maskable tensor in one sample's forward pass: one per pixel for a
     convolution's weight, none for a bias or an embedding. A tied weight has those of all its layers."""
-    units = dict.fromkeys(itertools.chain(*net.embeddings.values()), 0)
-    for path, names in net.layers.items():
-        weight = f"{path}.weight"
-        units |= dict.fromkeys(names, 0)
-        units[weight] = net.layer_macs.get(path, 0) // math.prod(net.layout.shapes[weight])
+    units = dict.fromkeys(itertools.chain(*net.embeddings.values(), *net.layers.values()), 0)
     for path, owner in net.owners.items():
-        if path != owner and (weight := f"{owner}.weight") in units:
+        if (weight := f"{owner}.weight") in units:
             units[weight] += net.layer_macs[path] // math.prod(net.layout.shapes[weight])
     return units
 
