@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rayfl.cli.shared import Address, Output, notify, print_table, show, uri_of, warn
+from rayfl.cli.shared import Output, notify, print_table, show, uri_of, warn
 from rayfl.config import ConfigError, choose, nearest
 
 if TYPE_CHECKING:
@@ -143,10 +143,12 @@ def export(
 
 
 def status(
-    address: Address = None, as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False
+    address: Annotated[
+        str | None, typer.Option(help="Running cluster, HOST:PORT. Default: RAY_ADDRESS, otherwise this machine's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Show a running cluster: nodes with their client actors, and runs with their trial, round, deaths and time left.
-    Default: the cluster of this machine."""
+    """Show a running cluster: nodes with their client actors, and runs with their trial, round, deaths and time left."""
     import json
     import os
     from dataclasses import asdict
