@@ -438,6 +438,11 @@ def test_settings_are_laid_over_a_file(tmp_path):
         "partition.alpha: unknown key 'alpha'. Allowed: name. Hint: --set partition=iid replaces the whole section"
     )
     assert load_experiment(other, ["partition=iid"]).partition.name == "iid"
+    incomplete = written(tmp_path, "rounds: 3\n")
+    assert load_experiment(incomplete, ["model=digits_cnn", "partition.name=iid"]).partition.name == "iid"
+    said = message(load_experiment, incomplete, ["model=digits_cnn", "training.lr=-1"])
+    assert said.startswith("--set training.lr=-1: "), "the file lacks only what a setting supplies"
+    assert message(load_experiment, incomplete, ["rounds=4"]).partition(". ")[0].endswith("model: a value is required")
 
 
 SUBMODELS = [{"capacity": 1}, {"capacity": 0.3, "width": 0.75, "blocks": "11 10 00 10"}]

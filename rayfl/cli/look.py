@@ -148,7 +148,8 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Show a running cluster: nodes with their client actors, and runs with their trial, round, deaths and time left."""
+    """Show a running cluster: nodes with their client actors, and runs with their trial, round, deaths and time
+    left."""
     import json
     import os
     from dataclasses import asdict

@@ -217,7 +217,7 @@ def scale(
         experiment = experiment_of(config, settings, row)
         asked = {"clients": clients, "cohort": cohort, "actors": actors, "nodes": nodes}
         axes = scaling.axes_of(asked, address)
-        folder = folder_of(output, name or "scale")
+        folder = folder_of(output, name or config.stem)
         progress = ScaleProgress(**shows.options)
         sending = sending_to(output, tracking_uri, progress.note, experiment_name)
     with progress, sending as sender:

@@ -9,5 +9,6 @@ from rayfl.experiment.base import unchecked as unchecked
 from rayfl.experiment.files import blamed as blamed
 from rayfl.experiment.files import lay_over as lay_over
 from rayfl.experiment.files import load_experiment as load_experiment
+from rayfl.experiment.files import opened as opened
 from rayfl.experiment.files import overlaid as overlaid
 from rayfl.experiment.files import with_settings as with_settings

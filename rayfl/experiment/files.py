@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rayfl.config import ConfigError, load_yaml, parse_setting, set_path
-from rayfl.experiment.base import NAMED, Experiment, read_experiment
+from rayfl.experiment.base import DEFAULTS, NAMED, Experiment, read_experiment
 
 T = TypeVar("T")
 
@@ -26,7 +26,12 @@ def with_settings(load: Callable[[list[str] | None], T], settings: list[str] | N
     except ConfigError as error:
         if not settings:
             raise
-        load(None)
+        try:
+            load(None)
+        except ConfigError as own:
+            # not that of a value which only the settings supply
+            if str(own) == str(error):
+                raise
         problem = str(error).removeprefix(f"{where}: ")
         place = "" if problem.startswith("--set") else f"--set {blamed(settings, problem) or ' '.join(settings)}: "
         renamed = [text.replace(".name=", "=", 1) for text in settings if text.partition("=")[0].endswith(".name")]
@@ -54,8 +59,14 @@ def overlaid(given: dict[str, Any], settings: list[str] | None) -> dict[str, Any
 
 
 def lay_over(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Return `set_path` of an experiment, after replacing a bare name by `{name: ...}`."""
+    """Return `set_path` of an experiment, after replacing a bare or default name by `{name: ...}`."""
     section = path.partition(".")[0]
-    if section in NAMED and section != path and isinstance(name := given.get(section), str):
-        given = given | {section: {"name": name}}
+    if section != path:
+        given = given | {section: opened(given, section)}
     return set_path(given, path, value)
+
+
+def opened(given: Mapping[str, Any], section: str) -> Any:
+    """Return a section, with a bare or default name as `{name: ...}`; None if there is none."""
+    value = given.get(section, DEFAULTS.get(section))
+    return {"name": value} if section in NAMED and isinstance(value, str) else value

@@ -1,6 +1,6 @@
 """Checks of a sweep before Ray starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -30,11 +30,10 @@ def check(sweep: Sweep) -> None:
     """Raise ConfigError if a row is invalid at a value or an extreme of the search space, or if the search is. Only the
     first `CHECKED` experiments of each row are made; a later invalid one fails when its trial starts."""
     for row, changes in sweep.rows.items():
-        for key, value in flatten(changes).items():
-            if any(key == path or key.startswith(f"{path}.") for path in sweep.search.of(row).space):
-                raise ConfigError(
-                    f"{sweep.where}: rows.{row}.{key}: {shown(value)} is in search.space too. Allowed: one of both"
-                )
+        if twice := decided(changes, sweep.search.of(row).space):
+            raise ConfigError(
+                f"{sweep.where}: rows.{row}.{twice[0]}: {shown(twice[1])} is in search.space too. Allowed: one of both"
+            )
     shared = _shared(sweep.first)
     for row in sweep.rows:
         for point in _examples(sweep, row):
@@ -44,8 +43,21 @@ def check(sweep: Sweep) -> None:
         _check_entries(sweep, row, experiment)
         _check_metric(sweep, row, experiment)
         _check_published(sweep, row, experiment)
+        if sweep.search.scheduler != "fifo" and "rounds" in sweep.search.of(row).space:
+            raise ConfigError(
+                f"{sweep.where}: search.scheduler: {sweep.search.scheduler} compares trials at equal rounds, and "
+                f"rounds is tuned with rows.{row}. Allowed: fifo, or fixed rounds"
+            )
         scheduler_of(sweep.search, experiment.rounds, sweep.where)
     searcher_of(sweep.search, sweep.mode, sweep.where)
+
+
+def decided(settings: Mapping[str, Any], space: Iterable[str]) -> tuple[str, Any] | None:
+    """Return the first setting, and its value, that a search space's path decides."""
+    for key, value in flatten(settings).items():
+        if any(f"{key}.".startswith(f"{path}.") for path in space):
+            return key, value
+    return None
 
 
 def _examples(sweep: Sweep, row: str) -> Iterator[Point]:

@@ -22,7 +22,7 @@ from rayfl.config import (
 from rayfl.config.plain import shown
 from rayfl.experiment import Experiment, lay_over, with_settings
 from rayfl.results.published import Published
-from rayfl.tuning.check import check
+from rayfl.tuning.check import check, decided
 from rayfl.tuning.space import Domain, Search
 from rayfl.tuning.sweep import Sweep
 
@@ -169,7 +169,7 @@ def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[
         rows_spaces = given_spaces if isinstance(given_spaces, Mapping) else {}
         spaces = {f"search.spaces.{row}": space for row, space in rows_spaces.items()}
         for place, space in ({"search.space": search.get("space")} | spaces).items():
-            if isinstance(space, Mapping) and path in space:
+            if isinstance(space, Mapping) and decided({path: value}, space):
                 raise ConfigError(
                     f"{where}: --set {path}: the setting is in {place}, which decides it. Hint: --set {place}={{}} "
                     "searches nothing"
@@ -198,7 +198,8 @@ def _changes(file: Sweep, sweep: Sweep) -> list[str]:
     """Return the changes by settings in the rows and in the search."""
     rows: dict[str, list[str]] = {}
     for row in sweep.rows:
-        old, new = (s.experiment(row, {}, 0).plain() for s in (file, sweep))
+        point = sweep.search.of(row).points(0)[0]
+        old, new = (s.experiment(row, point, 0).plain() for s in (file, sweep))
         for change in differences(old, new):
             if not change.startswith(("run.", "data.root")):
                 rows.setdefault(change, []).append(row)

@@ -141,7 +141,7 @@ def axes_of(asked: Mapping[str, str | None], address: str | None) -> dict[str, S
 def planned(base: Experiment, axes: Mapping[str, Sequence[int]], address: str | None = None) -> Plan:
     """Return the points that the machine or cluster and the experiment allow. Raise ConfigError if there are none."""
     free = room(1.0, 0.0, base.run.server_cpus)
-    own = _own_point(base, free, address)
+    own = _own_point(base, address)
     notes: dict[str, None] = {}
     loaded: set[int] = set()
     points: dict[str, list[Point]] = {}
@@ -245,9 +245,10 @@ def _check(experiment: Experiment, axes: Mapping[str, Sequence[int]], rounds: in
         )
 
 
-def _own_point(base: Experiment, free: int, address: str | None) -> Point:
-    """Return the experiment's own point, with `free` CPUs."""
-    actors = max(1, min(int(free / base.run.cpus), base.jobs)) if base.run.actors == "auto" else base.run.actors
+def _own_point(base: Experiment, address: str | None) -> Point:
+    """Return the experiment's own point."""
+    run = base.run
+    actors = run.actors if run.actors != "auto" else max(1, min(room(run.cpus, run.gpus, run.server_cpus), base.jobs))
     return Point(base.clients.count, base.clients.cohort, actors, 1 if is_own(address) else ray_nodes.alive())
 
 

@@ -67,9 +67,15 @@ def scheduler_of(search: Search, rounds: int, where: str) -> Any:
         )
     from ray.tune import schedulers
 
+    class HyperBand(schedulers.HyperBandScheduler):
+        def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+            # after a resume Tune adds the trials that have ended too, and a bracket would wait for them
+            if not trial.is_finished():
+                super().on_trial_add(tune_controller, trial)
+
     kinds = {
         "asha": schedulers.AsyncHyperBandScheduler,
-        "hyperband": schedulers.HyperBandScheduler,
+        "hyperband": HyperBand,
         "median": schedulers.MedianStoppingRule,
     }
     longest = {} if search.scheduler == "median" else {"max_t": rounds}

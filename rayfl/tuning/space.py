@@ -1,9 +1,9 @@
 """The `search:` section: space, budget of networks, and the points of every row."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ from rayfl.methods.base import Task
 MOST_POINTS = 10_000
 """Limit of points per row; each is a federated run."""
 MOST_SEEDS = 1000
+EXAMPLES = 100
+"""Points that are checked for a searcher of Tune, which draws its own."""
 
 Point = dict[str, Any]
 """Dotted path -> value, as set by a trial."""
@@ -208,7 +210,7 @@ class Search(Config):
     """random: stratified draws, the same for every row. Otherwise a searcher of Ray Tune, such as optuna."""
     scheduler: Literal["fifo", "asha", "hyperband", "median"] = "fifo"
     """fifo: every trial runs all rounds, so that the comparison is fair and repeatable. The others, of Ray Tune, stop
-    trials of a row early."""
+    trials of a row early; after `--resume` they compare only with trials that were not done."""
     options: dict[str, Any] = {}
     """Options of the scheduler, such as {grace_period: 5}: the fields of `Asha`, `Hyperband` and `Median`."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1, max_length=MOST_SEEDS)
@@ -249,7 +251,7 @@ class Search(Config):
             grids = [len(domain.values) for domain in domains if domain.kind == "grid"]
             # `trials` are draws, of which grids have none
             count = math.prod(grids) * (self.trials if len(grids) < len(domains) else 1)
-            if count > MOST_POINTS:
+            if count > MOST_POINTS and self.searcher == "random":
                 raise ConfigError(
                     f"space: the grids and `trials` give {count} points per row. Allowed: at most {MOST_POINTS}"
                 )
@@ -269,13 +271,15 @@ class Search(Config):
         """True if all points are known and run to the end, so that one Tuner can run all rows."""
         return self.searcher == "random" and self.scheduler == "fifo"
 
-    def grid(self) -> list[Point]:
-        """Return every combination of the grids."""
-        points: list[Point] = [{}]
-        for path, domain in self.space.items():
-            if domain.kind == "grid":
-                points = [point | {path: value} for point in points for value in domain.values]
-        return points
+    @property
+    def grids(self) -> list[str]:
+        """Paths of the grids."""
+        return [path for path, domain in self.space.items() if domain.kind == "grid"]
+
+    def grid(self) -> Iterator[Point]:
+        """Yield every combination of the grids."""
+        paths = self.grids
+        return (dict(zip(paths, values, strict=True)) for values in product(*(self.space[p].values for p in paths)))
 
     def draws(self, seed: int) -> Iterator[Point]:
         """Yield draws of the domains that are not grids, without end, stratified in every `trials` draws; one empty
@@ -288,12 +292,22 @@ class Search(Config):
         yield {}
 
     def points(self, seed: int) -> list[Point]:
-        """Return the different points of every row for the random searcher."""
-        drawn = [grid | draw for grid in self.grid() for draw in islice(self.draws(seed), self.trials)]
-        found: dict[Any, Point] = {}
-        for point in drawn:
-            found.setdefault(tuple(map(_identity, point.values())), point)
-        return list(found.values())
+        """Return the different points of every row for the random searcher; some examples for others."""
+        drawn = (grid | draw for grid in self.grid() for draw in islice(self.draws(seed), self.trials))
+        return different(drawn if self.searcher == "random" else islice(drawn, EXAMPLES))
+
+
+def different(points: Iterable[Point], besides: Iterable[Point] = ()) -> list[Point]:
+    """Return different points of the same paths, without those of `besides`, in their order."""
+
+    def key(point: Point) -> tuple[Any, ...]:
+        return tuple(map(_identity, point.values()))
+
+    left_out, found = set(map(key, besides)), {}
+    for point in points:
+        if key(point) not in left_out:
+            found.setdefault(key(point), point)
+    return list(found.values())
 
 
 def text_of(point: Point) -> str:

@@ -131,10 +131,10 @@ def _searched(
     """Return the points of a row's search trials, and the best of the finished ones, if any has a finite metric. Of
     trials in `ended` that have failed, the point counts as tried."""
     tried = [
-        record
-        for record in records(folder, id)
-        if record["seed"] == sweep.search.seeds[0] and record["label"] == row
-        if (record["status"] == "finished" if ended is None else trial_id_of(record["path"]) in ended)
+        run.record()
+        for run in runs(folder / "trials")
+        if (run.sweep, run.label, run.seed) == (id, row, sweep.search.seeds[0])
+        if (run.status == "finished" if ended is None else trial_id_of(run.path) in ended)
     ]
     points = {record["path"]: sweep.point(row, RunFolder.open(record["path"]).config) for record in tried}
     finished = [record for record in tried if record["status"] == "finished"]

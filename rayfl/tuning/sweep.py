@@ -5,16 +5,18 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from rayfl.config import Config, ConfigError, set_path
-from rayfl.experiment import NAMED, Experiment, lay_over, read_experiment, unchecked
+from rayfl.config import Config, ConfigError
+from rayfl.experiment import NAMED, Experiment, lay_over, opened, read_experiment, unchecked
 from rayfl.metrics import named
 from rayfl.results.published import Published, in_config
-from rayfl.tuning.space import Excess, Point, Search, text_of
+from rayfl.tuning.space import Excess, Point, Search, different, text_of
 
 DRAWS = 1000
 """Consecutive points outside the budget after which drawing stops."""
 MOST_TRIED = 5000
-"""Limit of points per row compared with the budget; each takes up to 20 ms."""
+"""Limit of networks per row compared with the budget; each takes up to 20 ms."""
+OF_NETWORKS = ("data", "clients", "model", "method")
+"""Sections that decide the cost of networks."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,11 @@ class Sweep:
         """Return the content of a run's file for this row and point."""
         given: dict[str, Any] = dict(self.base)
         for section, value in self.rows[row].items():
-            old = given.get(section)
-            chosen = section in NAMED and isinstance(value, Mapping) and "name" in value
-            if isinstance(value, Mapping) and isinstance(old, Mapping) and not chosen:
-                value = dict(old) | dict(value)
-            given = set_path(given, section, value)
+            given[section] = _merged(opened(given, section), value)
         try:
-            for path, value in point.items():
-                given = lay_over(given, path, value)
+            # `method` before `method.mu`
+            for path in sorted(point, key=lambda path: path.count(".")):
+                given = lay_over(given, path, point[path])
         except ConfigError as error:
             raise ConfigError(f"{self.place(row)}: search.space: {error}") from None
         return given
@@ -124,28 +123,34 @@ class Sweep:
             return False
 
     def left_out(self, row: str) -> list[Point]:
-        """Return the combinations of the grids without a point within the budget."""
-        return [
-            grid for grid in self.search.of(row).grid() if not any(grid.items() <= p.items() for p in self.points[row])
-        ]
+        """Return the combinations of the grids without a point within the budget, which are not tried."""
+        search = self.search.of(row)
+        if search.budget is None or search.searcher != "random":
+            return []
+        within = different({path: point[path] for path in search.grids} for point in self.points[row])
+        return different(search.grid(), besides=within)
 
     def _within(self, row: str) -> list[Point]:
         """Return the points within the budget: the first `trials` draws of every combination of the grids that has
-        some; one if they are only examples."""
+        some; an example for a searcher of Tune."""
         search = self.search.of(row)
-        wanted = search.trials if search.is_drawn and search.searcher == "random" else 1
+        is_random = search.searcher == "random"
+        wanted = search.trials if search.is_drawn and is_random else 1
         within: list[Point] = []
         outside: list[tuple[Excess, Point]] = []
-        tried = 0
+        known: dict[str, Excess] = {}
         for grid in search.grid():
+            if within and not is_random:
+                break
             found, vain = [], []
             for draw in search.draws(search.seeds[0]):
-                tried += 1
-                if tried > MOST_TRIED:
-                    raise self._too_many(row, len(within) + len(found))
                 point = grid | draw
-                excess = self.excess(row, point)
-                if excess.by:
+                network = repr([(p, v) for p, v in point.items() if p.partition(".")[0] in OF_NETWORKS])
+                if network not in known:
+                    if len(known) == MOST_TRIED:
+                        raise self._too_many(row, len(within) + len(found))
+                    known[network] = self.excess(row, point)
+                if (excess := known[network]).by:
                     vain.append((excess, point))
                 else:
                     found.append(point)
@@ -158,7 +163,7 @@ class Sweep:
             outside += vain
         if not within:
             raise self.too_few(row, 0, outside)
-        return within
+        return different(within)
 
     def too_few(self, row: str, found: int, outside: Sequence[tuple[Excess, Point]]) -> ConfigError:
         """Return the error with the nearest of the points `outside`."""
@@ -172,8 +177,8 @@ class Sweep:
 
     def _too_many(self, row: str, found: int) -> ConfigError:
         return ConfigError(
-            f"{self.where}: rows.{row}: search.budget: only {found} of the first {MOST_TRIED} points are within "
-            f"{self.search.budget}. Hint: widen search.budget, or lower search.trials or the grids"
+            f"{self.where}: rows.{row}: search.budget: only {found} points are within {self.search.budget}, of the "
+            f"first {MOST_TRIED} networks. Hint: widen search.budget, or lower search.trials or the grids"
         )
 
     # evaluation
@@ -220,6 +225,13 @@ class Sweep:
         if self.published is not None:
             plain["published"] = in_config(self.published, self.changed)
         return plain
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Return a section as a row changes it: nested mappings are merged, but one with a `name` replaces the old one."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or "name" in new:
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def _plain(value: Any) -> Any:

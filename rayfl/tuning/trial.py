@@ -175,6 +175,7 @@ class FederatedTrial(tune.Trainable):
 
     def _diverged(self, error: Diverged, lines: list[Line]) -> dict[str, Any]:
         """Return the last result of a trial that diverged, with the worst score for schedulers and searchers."""
+        tell(self.listeners, lines)
         self._leave("failed")
         self.round = lines[-1]["round"] if lines else self.round
         worst = -math.inf if self.sweep.mode == "max" else math.inf

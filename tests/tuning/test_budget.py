@@ -110,9 +110,24 @@ def test_draws_have_an_end(tmp_path, monkeypatch):
     assert "0 points found, then none in 5. The nearest" in said
     monkeypatch.setattr(sweeps, "MOST_TRIED", 4)
     assert refused(searched(tmp_path, budget={"low": 0.999})) == (
-        "rows.nefl: search.budget: only 0 of the first 4 points are within 0.999 to 1 of the params. "
+        "rows.nefl: search.budget: only 0 points are within 0.999 to 1 of the params, of the first 4 networks. "
         "Hint: widen search.budget, or lower search.trials or the grids"
     )
+
+
+def test_a_network_is_compared_with_the_budget_once(tmp_path, monkeypatch):
+    """Draws of a learning rate change no network: a combination outside is left out at its first, and points that are
+    equal are tried once, as without a budget."""
+    made, whole = [], sweeps.Sweep.excess
+    monkeypatch.setattr(sweeps.Sweep, "excess", lambda *given: made.append(given) or whole(*given))
+    first, second = WIDTHS
+    space = {first: {"grid": [0.4, 0.69]}, second: {"grid": [0.42, 0.8]}, "training.lr": {"loguniform": [0.01, 1]}}
+    plan = load_sweep(searched(tmp_path, space=space, trials=3))
+    assert len(plan.points["nefl"]) == 3 and len(plan.left_out("nefl")) == 3 and len(made) == 4
+    assert load_sweep(searched(tmp_path, space=space, searcher="optuna")).points["nefl"][0].keys() == space.keys()
+    space = {first: {"grid": [0.69]}, second: {"grid": [0.42]}, "training.lr": {"choice": [0.1, 0.2]}}
+    points = [load_sweep(searched(tmp_path, space=space, budget=budget, trials=6)).points for budget in ({}, None)]
+    assert points[0] == points[1] and len(points[0]["nefl"]) == 2
 
 
 def test_a_setting_reaches_into_a_list_of_a_row(tmp_path):

@@ -155,6 +155,14 @@ def test_one_axis_moves_at_a_time(two_cpus):
     assert at.data.model_dump()["samples"] == 12 * 13
 
 
+def test_the_default_number_of_actors_is_that_of_a_run(two_cpus, monkeypatch):
+    """On a machine of 16 CPUs and one GPU, of which every actor takes a quarter."""
+    monkeypatch.setattr(scaling, "room", lambda cpus, gpus, server: 4 if gpus else int(16 / cpus))
+    run = {"executor": "ray", "chunk": 1, "gpus": 0.25}
+    plan = scaling.planned(on_ray(run=run, partition="iid", clients={"count": 12, "cohort": 12}), {"clients": [12, 24]})
+    assert [point.actors for point in plan.axes["clients"]] == [4, 4]
+
+
 def test_a_cosine_over_the_runs_rounds_is_measured(two_cpus):
     plan = scaling.planned(on_ray(rounds=10, training={"cosine_rounds": 10}), {"clients": [6]})
     assert plan.experiments and not plan.notes

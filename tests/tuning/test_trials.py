@@ -348,6 +348,16 @@ def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(swept, tmp_p
     assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
 
 
+def test_listeners_learn_of_the_rounds_before_a_trial_diverged():
+    told = []
+    listener = SimpleNamespace(on_round=lambda line: told.append(line["round"]), on_end=told.append)
+    trial = FederatedTrial.__new__(FederatedTrial)
+    trial.listeners, trial.started, trial.round = (listener,), True, 0
+    trial.experiment, trial.sweep = object(), SimpleNamespace(mode="max", search=SimpleNamespace(metric="accuracy"))
+    result = trial._diverged(RuntimeError("not finite"), [line(1), line(2)])
+    assert told == [1, 2, "failed"] and result["round"] == 2
+
+
 @pytest.mark.slow
 def test_a_point_that_diverges_counts_as_tried(swept, tmp_path):
     """It is not started again, and the row goes on with its other points. A row whose points all diverge is named."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from helpers import TINY
+from ray.tune.experiment import Trial
 from rich.console import Console
 from rows import folder, line
 from sweeps import LR, ROUNDS, refused, write
@@ -158,6 +159,10 @@ def test_a_number_of_400_digits(tmp_path):
         ({"searcher": "zoopt"}, "search.searcher: Ray Tune cannot make 'zoopt' (ZOOpt not found"),
         ({"space": {"data.samples": {"grid": [80, 60]}}}, "rows.heterofl (data.samples=60): data: {"),
         ({"space": {"run.threads": {"grid": [1, 2]}}}, "rows.heterofl (run.threads=2): run: {"),
+        (
+            {"space": {"rounds": {"grid": [2, 4]}}, "scheduler": "asha"},
+            "search.scheduler: asha compares trials at equal rounds, and rounds is tuned with rows.heterofl",
+        ),
     ],
 )
 def test_a_search_that_is_wrong(tmp_path, search, said):
@@ -179,7 +184,29 @@ def test_every_known_scheduler_and_searcher_can_be_made(tmp_path):
     assert searcher_of(Search(), "max", "here") is None
 
 
+def test_hyperband_does_not_wait_for_trials_that_ended_before_a_resume():
+    """Tune adds them again, and they have no further result."""
+    scheduler = scheduler_of(Search(scheduler="hyperband"), 9, "here")
+    scheduler.set_search_properties("accuracy", "max")
+    trials = [Trial("any", stub=True) for _ in range(3)]
+    trials[1].status = Trial.TERMINATED
+    for trial in trials:
+        scheduler.on_trial_add(None, trial)
+    assert list(scheduler._trial_info) == [trials[0], trials[2]]
+
+
+def test_a_searcher_draws_from_grids_of_any_size(tmp_path):
+    """Only examples of its points are made."""
+    grid = {"grid": [i / 1000 for i in range(1, 301)]}
+    space = {f"training.{setting}": grid for setting in ("lr", "momentum", "weight_decay")}
+    assert refused(write(tmp_path, space=space)).startswith("search: space: the grids and `trials` give 27000000 poi")
+    plan = load_sweep(write(tmp_path, space=space, searcher="optuna", trials=4))
+    assert plan.trials == 4 and len(plan.points["heterofl"]) < 1000
+
+
 def test_rows_that_are_wrong(tmp_path):
+    said = refused(write(tmp_path, {"a": {"training.lr": 0.5}}))
+    assert said.startswith("rows.a: unknown key 'training.lr'. Did you mean 'training'?")
     said = refused(write(tmp_path), rows="heterfl")
     assert said == "--rows: no row is called 'heterfl'. Did you mean 'heterofl'? Allowed: heterofl"
     assert refused(write(tmp_path, rows=["hetrofl"])).startswith("rows.hetrofl: method.name: no method is called")
@@ -249,6 +276,36 @@ def test_domains_of_a_row_that_are_wrong(tmp_path, spaces, said):
     assert refused(write(tmp_path, ("fedavg", "fedprox"), space=LR, spaces=spaces)).startswith(said)
 
 
+def test_a_row_changes_single_settings_as_a_setting_of_the_command_line_does(tmp_path):
+    weights = {"name": "fedprox", "weight": "uniform"}
+    experiment = {"updates": {"secure_aggregation": {"limit": 4.0}}, "method": weights}
+    row = {"updates": {"secure_aggregation": {"bits": 12}}}
+    plan = load_sweep(
+        write(tmp_path, {"a": {}, "b": row, "c": {"method": {"name": "fedavg", "weight": "uniform"}}}, experiment)
+    )
+    changed = load_sweep(write(tmp_path, {"b": {}}, experiment), ["updates.secure_aggregation.bits=12"])
+    assert plan.example("b").plain() == changed.example("b").plain() != plan.example("a").plain()
+    assert plan.example("c").method.name == "fedavg"
+    plan = load_sweep(write(tmp_path, {"a": {"method": {"mu": 0.5}}}, {"method": "fedprox"}))
+    assert (plan.example("a").method.name, plan.example("a").method.mu) == ("fedprox", 0.5)
+
+
+def test_the_default_section_can_be_changed(tmp_path):
+    path = write(tmp_path, {"a": {}})
+    given = yaml.safe_load(path.read_text())
+    given["experiment"].pop("method", None)
+    path.write_text(yaml.safe_dump(given))
+    method = load_sweep(path, ["method.size=smallest"]).example("a").method
+    assert (method.name, method.size) == ("fedavg", "smallest")
+
+
+def test_a_section_and_its_settings_are_tuned_in_any_order(tmp_path):
+    named, mu = {"method": {"grid": ["fedprox"]}}, {"method.mu": {"grid": [0.1, 0.5]}}
+    for space in (named | mu, mu | named):
+        plan = load_sweep(write(tmp_path, {"any": {}}, space=space))
+        assert [plan.experiment("any", point, 0).method.mu for point in plan.points["any"]] == [0.1, 0.5]
+
+
 def test_a_row_decides_nothing_that_is_searched(tmp_path):
     rows = {"slow": {"training": {"lr": 0.1}}}
     said = "rows.slow.training.lr: 0.1 is in search.space too. Allowed: one of both"
@@ -260,6 +317,13 @@ def test_a_row_decides_nothing_that_is_searched(tmp_path):
         "searches "
         "nothing"
     )
+    said = "--set training: the setting is in search.space, which decides it."
+    assert refused(write(tmp_path, space=LR), ["training={lr: 1}"]).startswith(said)
+    named = {"method": {"grid": ["fedprox", "fedavg"]}}
+    said = "--set method.mu: the setting is in search.space, which decides it."
+    assert refused(write(tmp_path, {"any": {}}, space=named), ["method.mu=0.7"]).startswith(said)
+    mu = {"method.mu": {"grid": [0.1, 0.5]}}
+    assert load_sweep(write(tmp_path, {"any": {}}, space=mu), ["method=fedprox"]).trials == 2
 
 
 @pytest.mark.parametrize("search", [{"space": 5}, {"spaces": [1]}, {"spaces": {"heterofl": 5}}])
@@ -407,6 +471,15 @@ def test_a_resumed_sweep_has_the_published_numbers_of_its_file(tmp_path):
         record = comparison._open_sweep(tmp_path / "runs", load_sweep(path))
         record.finish("stopped")
         assert str(accuracy) in RunFolder.open(record.path).config["published"]
+
+
+def test_settings_change_a_published_sweep_whose_space_supplies_what_is_required(tmp_path):
+    path = write(tmp_path, {"any": {}}, space={"model": {"grid": ["digits_cnn"]}})
+    given = yaml.safe_load(path.read_text())
+    del given["experiment"]["model"]
+    numbers = {"best_accuracy_mean": {"any": 90}}
+    path.write_text(yaml.safe_dump(given | {"published": {"source": "a table", "numbers": numbers}}))
+    assert load_sweep(path, ["rounds=3"]).changed == (f"rounds: {ROUNDS} -> 3",)
 
 
 def test_how_many_trials_there_will_be(tmp_path):
