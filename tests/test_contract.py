@@ -137,6 +137,18 @@ class TestSeries(DataContract):
     model = "lstm"
 
 
+class TestNetworkOfNumbers(ModelContract):
+    """Targets other than classes."""
+
+    model: ClassVar = {"name": "mlp"}
+    data = "diabetes"
+
+
+class TestNetworkOfLabels(ModelContract):
+    model: ClassVar = {"name": "lstm"}
+    data = TestSeries.data
+
+
 class TestSynthetic(DataContract):
     data: ClassVar = {"name": "synthetic", "shape": [3, 8, 8], "samples": 60, "test_samples": 20, "size": 12}
 
@@ -180,7 +192,7 @@ def test_every_method_and_model_has_sound_defaults():
     for name, method in METHODS.items():
         if (networks := FITTING.get(method.contract.wants)) is not None:
             clients = {"capacities": [0.3, 0.2, 0.1], **method.contract.clients}
-            data = DATA | {"public": NetworksContract.public}
+            data = {"name": "synthetic", **DATA, "public": NetworksContract.public}
             read_experiment({"model": networks[-1], "data": data, "clients": clients, "method": name}, "test")
             continue
         model = model_of("lora" if method.contract.wants == "adapters" else "digits_cnn")

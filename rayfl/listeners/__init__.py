@@ -24,10 +24,10 @@ LISTENERS_KIND = Kind("listener", Listener, LISTENERS, "rayfl.listeners")
 
 
 def tell(listeners: Sequence[Listener], lines: Iterable[Line]) -> bool:
-    """Call all listeners for each line. Return whether one of them ends the run."""
+    """Call all listeners for a copy of each line. Return whether one of them ends the run."""
     stop = False
     for line in lines:
-        ends = [listener.on_round(line) for listener in listeners]
+        ends = [listener.on_round(dict(line)) for listener in listeners]
         stop |= any(ends)
         notes = [f"round {line['round']}: {reason}" for reason in ends if isinstance(reason, str)]
         if "refusals" in line:
@@ -38,7 +38,7 @@ def tell(listeners: Sequence[Listener], lines: Iterable[Line]) -> bool:
 
 def tell_past(listeners: Sequence[Listener], lines: Sequence[Line]) -> bool:
     """Call all listeners for the earlier rounds of a resumed run, as `tell`."""
-    ends = [listener.on_past(lines) for listener in listeners]
+    ends = [listener.on_past([dict(line) for line in lines]) for listener in listeners]
     note(listeners, *(reason for reason in ends if isinstance(reason, str)))
     return any(ends)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from rayfl.driver import run
+from rayfl.config import ConfigError
+from rayfl.driver import run, start
 from rayfl.listeners import LISTENERS_KIND, Listener
 from rayfl.metrics import Line
 from rayfl.testing.tiny import tiny
@@ -57,6 +58,14 @@ class ListenerContract:
         recorder = Recorder()
         run(tiny(rounds=2, listeners=[self.made()]), tmp_path, resume=True, listeners=[recorder])
         assert recorder._told == ["start 1", "round 2", "finished"]
+
+    def test_a_run_without_a_folder_may_have_it(self) -> None:
+        """It gets None as the folder, as in `rayfl.start`, and may refuse it by a ConfigError."""
+        try:
+            [line] = start(tiny(rounds=1, listeners=[self.made()]))
+        except ConfigError:
+            return
+        assert line["round"] == 1
 
     def test_a_file_may_name_it(self) -> None:
         listener = self.made()

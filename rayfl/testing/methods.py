@@ -28,9 +28,9 @@ from rayfl.metrics import EVALUATED, label, named
 from rayfl.testing.tiny import (
     Shuffled,
     assert_same,
+    data_for,
     drawn_like,
     folded,
-    made_up_for,
     model_of,
     run,
     scratch,
@@ -74,7 +74,7 @@ class MethodPromises:
 
     @property
     def contract(self) -> Contract:
-        return self.given().contract
+        return METHODS_KIND.read(self.method, "method").contract
 
     @property
     def fitting(self) -> Sequence[Any]:
@@ -83,13 +83,13 @@ class MethodPromises:
     def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
         """Return a tiny experiment. Default of `model`: the first of `fitting`."""
         network = model_of(self.fitting[0] if model is None else model)
+        data = data_for(network, *(given["data"] for given in (self.sections, sections) if "data" in given))
         given: dict[str, Any] = {
             "method": self.given(**dict(options)),
             "model": network,
-            "partition": split_for(network),
+            "partition": split_for(network, data),
         }
-        given |= {**self.sections, **sections}
-        given["data"] = made_up_for(network) | self.sections.get("data", {}) | sections.get("data", {})
+        given |= {**self.sections, **sections, "data": data}
         given["clients"] = {**self.contract.clients, **self.sections.get("clients", {}), **sections.get("clients", {})}
         return tiny(**given)
 
@@ -116,24 +116,39 @@ class MethodPromises:
     # a round
 
     def check_deployments(self, simulation: Simulation, line: dict[str, Any]) -> None:
-        experiment, accuracies = simulation.experiment, []
+        experiment, values = simulation.experiment, []
+        score = experiment.scores[0]
         for capacity in CAPACITIES:
             deployed = simulation.method.deploy(simulation.state, 1, capacity)
             shapes = {name: p.shape for name, p in deployed.net.blank().named_parameters()}
             assert {name: t.shape for name, t in deployed.params.items()} == shapes
             example = deployed.net.model.example(2, "cpu")
             assert isinstance(as_module(deployed)(example), torch.Tensor), "an exported network has one output"
-            name, judged = named("accuracy", capacity), not deployed.is_start
+            name, judged = named(score.label, capacity), not deployed.is_start
             assert (name in line) == judged, f"capacity {capacity}: an initial network must not be evaluated"
             assert (f"density_{label(capacity)}" in line) == (judged and bool(deployed.masked))
-            accuracies += [line[name]] if judged else []
-        if accuracies:
-            assert all(0 <= accuracy <= 1 for accuracy in accuracies)
-            assert math.isclose(line["accuracy_mean"], sum(accuracies) / len(accuracies))
-            assert line["accuracy_worst"] == min(accuracies)
+            values += [line[name]] if judged else []
+        if values:
+            assert math.isclose(line[f"{score.label}_mean"], sum(values) / len(values))
+            assert line[f"{score.label}_worst"] == (min(values) if score.better == "max" else max(values))
+        if simulation.method.judged_on == "clients":
+            self.check_personal(simulation)
         judge = experiment.facts()["judge"]
         assert judge in line and judge in experiment.metrics(), f"no line has {judge}, the metric that compares runs"
         assert line[EVALUATED]
+
+    def check_personal(self, simulation: Simulation) -> None:
+        """What a client keeps of its network is in the group "own" of its state, and part of what is deployed."""
+        for client in simulation.client_states.files:
+            assert client in simulation.client_states.owners, f"the state of client {client} has no group 'own'"
+            capacity = simulation.clients.capacity(client, simulation.seed, simulation.round - 1)
+            common, personal = (
+                simulation.method.deploy(simulation.method_state, simulation.round, capacity, state).params
+                for state in (None, simulation.client_states.get(client))
+            )
+            assert any(
+                personal[name].shape != t.shape or not torch.equal(personal[name], t) for name, t in common.items()
+            ), f"the network deployed for client {client} does not depend on its state"
 
     # reproducibility
 
@@ -223,6 +238,8 @@ class MethodContract(MethodPromises):
     def pytest_generate_tests(self, metafunc: Any) -> None:
         import pytest
 
+        if self.contract.wants not in FITTING:
+            raise TypeError(f"{type(self).__name__}: {self.method} trains different networks. Use NetworksContract")
         slow = [pytest.param(model, marks=pytest.mark.slow) for model in self.more_models]
         of_any = self.contract.wants in ("", "adapters")
         plain, more = (self.fitting, slow) if of_any else (FITTING[""], [])
@@ -255,25 +272,26 @@ class MethodContract(MethodPromises):
                 assert found.setdefault(selection.key, cover) == cover, f"two selections have the key {selection.key}"
 
     def test_the_mean_is_over_holders(self, model: Any) -> None:
-        """Client k returns (k + 1) / 4 everywhere. The mean of a coordinate is over its holders, or over all clients,
-        where missing values count as 0."""
+        """Client k, of weight k + 1, returns (k + 1) / 4 everywhere. The weighted mean of a coordinate is over its
+        holders, or over all clients, where missing values count as 0."""
         if self.contract.over == "products":
             raise SkipTest("the factors of the mean are not unique")
         method = self.experiment(model, self.contract.plain).bound()
         state = method.init()
         selections = [method.select(state, Client(k, c, 5)) for k, c in enumerate(CAPACITIES)]
         answers = [
-            {name: torch.full(t.shape, (k + 1) / 4) for name, t in selection.take(self.shared(state)).items()}
+            {name: torch.full(t.shape, (k + 1) ** 2 / 4) for name, t in selection.take(self.shared(state)).items()}
             for k, selection in enumerate(selections)
         ]
-        updates = [Update({self.contract.answers: answer}, 1.0) for answer in answers]
+        updates = [Update({self.contract.answers: answer}, k + 1.0) for k, answer in enumerate(answers)]
         new = self.shared(method.step(state, 5, folded(state, *zip(selections, updates, strict=True))))
         covers = [selection.cover(self.shared(state)) for selection in selections]
         for name, old in self.shared(state).items():
             held = torch.stack([cover[name].bool() for cover in covers])
-            values = torch.arange(1.0, 4).view(-1, *[1] * old.dim()) / 4
-            unheld, divisor = (old, held.sum(0)) if self.contract.over == "holders" else (torch.zeros_like(old), 3)
-            expected = torch.where(held.any(0), (held * values).sum(0) / divisor, unheld)
+            weights = torch.arange(1.0, 4).view(-1, *[1] * old.dim())
+            total = (held * weights * weights / 4).sum(0)
+            unheld, divisor = (old, (held * weights).sum(0)) if self.contract.over == "holders" else (old * 0, 6)
+            expected = torch.where(held.any(0), total / divisor, unheld)
             torch.testing.assert_close(new[name], expected, rtol=0, atol=1e-6)
             assert torch.equal(new[name][~held.any(0)], unheld[~held.any(0)]), f"{name}: values without holders changed"
 
@@ -300,11 +318,16 @@ class MethodContract(MethodPromises):
         self.check_deployments(simulation, line)
 
     def test_clients_that_train_nothing_change_nothing(self, tmp_path: Path) -> None:
-        """The mean over holders of equal parameters leaves them unchanged. Integer tensors of the state may change."""
+        """The mean over holders of equal parameters leaves them unchanged, with weights by samples if the method has
+        them. Integer tensors of the state may change."""
         if not self.contract.exact or self.contract.over == "all":
             raise SkipTest("the mean of equal parameters differs from them")
-        training = {"steps": None, "epochs": 0}
-        simulation = simulate(self.experiment(training=training, clients={"cohort": 6}), tmp_path)
+        idle: dict[str, Any] = {"training": {"steps": None, "epochs": 0}, "clients": {"cohort": 6}}
+        try:
+            experiment = self.experiment(options={"weight": "samples"}, **idle)
+        except ConfigError:
+            experiment = self.experiment(**idle)
+        simulation = simulate(experiment, tmp_path)
         before = {name: t.clone() for name, t in leaves(simulation.state)}
         simulation.train()
         for name, t in leaves(simulation.state):

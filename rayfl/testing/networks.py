@@ -28,7 +28,7 @@ SPLIT = {
 """Mix of a server network and two client networks with the same extractor."""
 FITTING: Mapping[str, tuple[Any, ...]] = {"networks": ("digits_cnn", MIX), "features": (MIX,), "extractors": (SPLIT,)}
 """Requirement of a method -> models that meet it."""
-DATA = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "shape": [1, 8, 8]}
+DATA = {"samples": 120, "test_samples": 24, "classes": 4, "shape": [1, 8, 8]}
 
 
 class NetworksContract(MethodPromises):
@@ -44,15 +44,11 @@ class NetworksContract(MethodPromises):
     def given(self, **options: Any) -> Method:
         """Return the unbound method with few distillation steps."""
         method = super().given()
-        short = dict(method.contract.short)
+        short = dict(self.contract.short)
         if (how := getattr(method, "distillation", None)) is not None:
             few = {"steps": 5, "epochs": None, "batch_size": 8, "average_from": None}
             short["distillation"] = how.model_dump() | few
         return super().given(**short | options)
-
-    @property
-    def contract(self) -> Any:
-        return super().given().contract
 
     @property
     def fitting(self) -> Any:
@@ -60,7 +56,8 @@ class NetworksContract(MethodPromises):
 
     def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
         """Return a tiny experiment with public data and validation data."""
-        data = {**DATA, "public": self.public} | sections.pop("data", {})
+        made_up = {} if "data" in self.sections else DATA
+        data = {**made_up, "public": self.public} | sections.pop("data", {})
         held = {"holdout": 0.2, "local_holdout": 0.2} | sections.pop("evaluation", {})
         partition = sections.pop("partition", "iid")
         return super().experiment(model, options, data=data, evaluation=held, partition=partition, **sections)

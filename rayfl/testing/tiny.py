@@ -13,10 +13,11 @@ from rayfl.core.fold import Fold, Update
 from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, Tensors, leaves, pack, unpack
+from rayfl.data import DATASETS_KIND
 from rayfl.engine.jobs import Executor, Job, Verb
 from rayfl.engine.simulation import MakeExecutor, Simulation
 from rayfl.engine.worker import Worker
-from rayfl.experiment import Experiment, read_experiment
+from rayfl.experiment import NAMED, Experiment, read_experiment
 from rayfl.metrics import Line
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import Model, TokenModel
@@ -37,11 +38,18 @@ TINY: Mapping[str, Any] = {
 
 def tiny(**sections: Any) -> Experiment:
     """Return a tiny experiment: TINY with these changes."""
-    given = dict(TINY)
-    for name, section in sections.items():
-        below = given.get(name)
-        given[name] = {**below, **section} if isinstance(below, Mapping) and isinstance(section, Mapping) else section
-    return read_experiment(given, "test")
+    return read_experiment({**TINY, **{name: over_tiny(name, section) for name, section in sections.items()}}, "test")
+
+
+def over_tiny(name: str, section: Any) -> Any:
+    """Return a section with TINY's options below it, of which another class of rayfl's keeps those that it has."""
+    below = TINY.get(name)
+    if not isinstance(below, Mapping) or not isinstance(section, Mapping):
+        return section
+    if name in NAMED and section.get("name", below["name"]) != below["name"]:
+        other = NAMED[name].ours.get(section["name"])
+        below = {option: value for option, value in below.items() if other and option in other.model_fields}
+    return {**below, **section}
 
 
 def simulate(experiment: Experiment, folder: Path, make_executor: MakeExecutor | None = None) -> Simulation:
@@ -104,9 +112,22 @@ def made_up_for(model: Model) -> dict[str, Any]:
     return {"shape": list(shapes[model.takes](model))} | classes
 
 
-def split_for(model: Model) -> Any:
-    """Return a `partition:` section for such data: streams of tokens have no classes to split by."""
-    return "iid" if isinstance(model, TokenModel) and model.task != "classes" else TINY["partition"]
+def data_for(model: Model, *sections: Any) -> Any:
+    """Return a `data:` section: samples made up for the model, with changes. A section with a name, a bare name or an
+    object replaces those before."""
+    found: Any = made_up_for(model)
+    for section in sections:
+        found = {**found, **section} if isinstance(section, Mapping) and "name" not in section else section
+        found = {"name": found} if isinstance(found, str) else found
+    return found
+
+
+def split_for(model: Model, data: Any = None) -> Any:
+    """Return a `partition:` section for these data: streams of tokens, numbers and labels have no classes to split
+    by."""
+    targets = "class" if not data else DATASETS_KIND.read(over_tiny("data", data), "data").goal.targets
+    is_of_classes = targets == "class" and not (isinstance(model, TokenModel) and model.task != "classes")
+    return TINY["partition"] if is_of_classes else "iid"
 
 
 # tensors
