@@ -11,7 +11,7 @@ includes about a second of unused messages. Linux only.
 """
 
 # first, because Ray and torch read its settings when they are imported
-from bench_round import seconds_of, show  # isort: skip
+from bench_round import show  # isort: skip
 
 import argparse
 import json
@@ -24,7 +24,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from peers.timing import seconds_of
+
 from rayfl.engine.on_ray.nodes import store_bytes
+from rayfl.engine.simulation import Simulation
 from rayfl.experiment import Experiment, read_experiment
 
 COHORT, IMAGES, MEGABYTE = 10, 4, 1e6
@@ -49,6 +52,15 @@ def experiment(method: str, clients: int, channels: int) -> Experiment:
         },
         "bench_client_states",
     )
+
+
+def has_client_states(method: str) -> bool:
+    """Return True if all clients of a round have a client state after it, by one round of small networks."""
+    small = experiment(method, COHORT, channels=4)
+    with tempfile.TemporaryDirectory(prefix="bench_client_states_") as folder:
+        simulation = Simulation(small, small.data.arrays(), Path(folder))
+        simulation.run_round()
+        return len(simulation.client_states.files) == COHORT
 
 
 # memory of processes
@@ -180,6 +192,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     what = experiment(options.method, options.clients, options.channels)
+    if not has_client_states(options.method):
+        parser.error(f"--method: {options.method} has no client states. Allowed: a method with a network per client")
     with tempfile.TemporaryDirectory(prefix="bench_client_states_") as folder:
         found = measure(what, options.actors, options.repeats, Path(folder))
     print(json.dumps(found, indent=2)) if options.json else show(found)

@@ -46,7 +46,8 @@ def rounds(address: str | None, node: str, steps: int) -> tuple[float, float]:
     all until its end, less those of a later round."""
     seconds, came, before = [], [], came_to(node)
     with rayfl.start(experiment(steps), address) as session:
-        for line, _ in zip(session, range(1 + ROUNDS), strict=False):
+        # zip draws from the range first, so that the session runs no further round
+        for _, line in zip(range(1 + ROUNDS), session, strict=False):
             seconds.append(line["seconds"])
             came.append(came_to(node) - before)
     a_round = (came[-1] - came[0]) / ROUNDS

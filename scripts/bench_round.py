@@ -28,7 +28,7 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 from peers.on_bare import Bare  # noqa: E402
 from peers.on_rayfl import experiment  # noqa: E402
-from peers.timing import in_turns, ratios  # noqa: E402
+from peers.timing import in_turns, ratios, seconds_of  # noqa: E402
 from peers.workloads import WORKLOADS, Workload  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -105,12 +105,6 @@ def _share_of_copy(selection: Selection, params: Params, repeats: int) -> float:
 
 
 # measuring
-
-
-def seconds_of(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def measure(rounds: int, server: bool) -> dict[str, Any]:

@@ -20,14 +20,14 @@ import argparse
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from bench_round import in_turns, ratios, show
+from bench_round import show
+from peers.timing import cpu_seconds_of, in_turns, ratios
 
 from rayfl.core.net import Net
 from rayfl.core.submodel import Mask
@@ -96,13 +96,6 @@ def roberta() -> Masked:
 def bound(method: Masked, model: Model) -> Masked:
     nets = dict.fromkeys((1.0, *SHARES), Net(model))
     return method.bind(Task(model, Training(), nets, 1.0, clients=4, metric="params"))
-
-
-def cpu_seconds_of(work: Callable[[], None]) -> float:
-    """Return the CPU seconds of the work."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
 
 
 def thresholds(params: Params, repeats: int) -> dict[str, Any]:

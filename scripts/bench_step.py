@@ -21,7 +21,7 @@ import subprocess  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable, Iterator, Mapping  # noqa: E402
-from contextlib import contextmanager  # noqa: E402
+from contextlib import contextmanager, suppress  # noqa: E402
 from dataclasses import dataclass, replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -33,6 +33,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 
+import rayfl  # noqa: E402
 from rayfl import costs  # noqa: E402
 from rayfl.core.net import Net  # noqa: E402
 from rayfl.core.tensors import pack, unpack  # noqa: E402
@@ -200,7 +201,8 @@ def here() -> dict[str, Callable[[], float]]:
 
 @contextmanager
 def elsewhere(folder: Path | None) -> Iterator[dict[str, Callable[[], float]]]:
-    """Yield the rows of the first table, measured by the rayfl in another folder, in a separate process."""
+    """Yield the rows of the first table, measured by the rayfl in another folder, in a separate process. Raise
+    SystemExit if the process ends early or imports another rayfl."""
     if folder is None:
         yield {}
         return
@@ -208,18 +210,32 @@ def elsewhere(folder: Path | None) -> Iterator[dict[str, Callable[[], float]]]:
     environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
 
-        def ask(name: str) -> float:
-            assert child.stdin and child.stdout
-            print(name, file=child.stdin, flush=True)
-            return float(child.stdout.readline())
+        def answer() -> str:
+            assert child.stdout
+            if line := child.stdout.readline():
+                return line.strip()
+            child.communicate()
+            raise SystemExit(
+                f"--against: the process with the rayfl of {folder} ended with status {child.returncode}. Hint: its "
+                "error is printed above"
+            )
 
+        def ask(name: str) -> float:
+            assert child.stdin
+            with suppress(BrokenPipeError):
+                print(name, file=child.stdin, flush=True)
+            return float(answer())
+
+        if not Path(imported := answer()).resolve().is_relative_to(folder.resolve()):
+            raise SystemExit(f"--against: the process imports {imported}, which is not below {folder}")
         yield {name: functools.partial(ask, name) for name in TINY}
         child.communicate()
 
 
 def serve() -> None:
-    """Print the seconds of every row whose name is read from standard input."""
+    """Print the path of the imported rayfl, then the seconds of every row whose name is read from standard input."""
     sides = here()
+    print(rayfl.__file__, flush=True)
     for line in sys.stdin:
         print(sides[line.strip()](), flush=True)
 
@@ -291,6 +307,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.against and not (options.against / "rayfl" / "__init__.py").is_file():
+        parser.error(f"--against: {options.against} has no rayfl/__init__.py. Allowed: the folder of another checkout")
     torch.set_num_threads(1)
     keep_freed_memory()
     if options.serve:

@@ -17,14 +17,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import argparse  # noqa: E402
 import json  # noqa: E402
 import statistics  # noqa: E402
-import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
-from typing import Any, Literal  # noqa: E402
+from typing import Literal  # noqa: E402
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from bench_step import show  # noqa: E402
-from peers.timing import in_turns, ratios  # noqa: E402
+from peers.timing import cpu_seconds_of, in_turns, ratios  # noqa: E402
 from torch import nn  # noqa: E402
 
 from rayfl.core.net import Net  # noqa: E402
@@ -62,7 +61,7 @@ def ours(
     selection = method.select(state, client)
     payload = unpack(pack(method.extract(state, selection)))
     visit = Visit(client, selection, data, None, 7)
-    return timed(lambda: method.local_update(payload, visit))
+    return lambda: cpu_seconds_of(lambda: method.local_update(payload, visit))
 
 
 def bare(model: HeteroFLTransformer, width: float, steps: int) -> Callable[[], float]:
@@ -82,16 +81,7 @@ def bare(model: HeteroFLTransformer, width: float, steps: int) -> Callable[[], f
             nn.utils.clip_grad_norm_(module.parameters(), 1)
             optimizer.step()
 
-    return timed(train)
-
-
-def timed(work: Callable[[], Any]) -> Callable[[], float]:
-    def turn() -> float:
-        started = time.process_time()
-        work()
-        return time.process_time() - started
-
-    return turn
+    return lambda: cpu_seconds_of(train)
 
 
 def main() -> None:

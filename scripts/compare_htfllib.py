@@ -264,6 +264,11 @@ def main() -> None:
     parser.add_argument("--rates", type=Path, help="folder of a sweep of the study: every method's best rate, for --lr")
     parser.add_argument("--side", choices=("HtFLlib", "rayfl"), help="print the accuracies of one side only, as JSON")
     options = parser.parse_args()
+    every = load_sweep(STUDY).first.evaluation.every
+    if options.rounds < 1 or options.rounds % every:
+        parser.error(
+            f"--rounds: {options.rounds} is not a positive multiple of {every}. Allowed: {every}, {2 * every}, ..."
+        )
     torch.set_num_threads(1)
     checkout, rates = options.checkout.resolve(), rates_of(options.rates)
     lines, rows = [], {name: METHODS[name][0] for name in options.methods}

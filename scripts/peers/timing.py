@@ -1,6 +1,21 @@
 """Timing in turns: ratios are medians over turns, so that a slower machine affects all sides."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def cpu_seconds_of(work: Callable[[], Any]) -> float:
+    """Return the CPU seconds of this process."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
 
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

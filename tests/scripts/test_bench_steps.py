@@ -1,6 +1,5 @@
 """The benches of steps run, their checks hold, and their ratios are what they say."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,31 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
+import rayfl
+
 SCRIPTS = Path.cwd() / "scripts"
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def bench(monkeypatch):
-    """Imports a script by its name."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("peers", "bench_gpu", "bench_step")]:
-        del sys.modules[name]
-
-
-def test_recorded_steps_are_measured_beside_the_others_on_a_cpu(bench):
-    gpu = bench("bench_gpu")
+def test_recorded_steps_are_measured_beside_the_others_on_a_cpu(script):
+    gpu = script("bench_gpu")
     for name, net in gpu.DRY.nets.items():
         assert gpu.check(net, 4, CPU)["recorded"] == 0
         row = gpu.rows_of(name, net, 4, replace(gpu.DRY, steps=1), CPU)
         assert row["recorded: times as fast"] == row["rayfl, not recorded"] / row["rayfl, recorded"] > 0
 
 
-def test_clients_together_train_as_each_alone(bench):
+def test_clients_together_train_as_each_alone(script):
     """vmap's step against SGD's, from the same parameters; the sums are in another order."""
-    gpu = bench("bench_gpu")
+    gpu = script("bench_gpu")
     net, module = gpu.DRY.nets["group norm"], gpu.DRY.nets["group norm"].build()
     batch, before = gpu.batch_of(net, 4, CPU), [p.detach().clone() for p in module.parameters()]
     step, params = gpu.vmap_step(module, batch)
@@ -45,8 +36,8 @@ def test_clients_together_train_as_each_alone(bench):
         torch.testing.assert_close(own, p.detach().expand_as(own), rtol=0, atol=1e-6)
 
 
-def test_without_a_gpu_the_bench_says_what_is_allowed(bench, monkeypatch):
-    gpu = bench("bench_gpu")
+def test_without_a_gpu_the_bench_says_what_is_allowed(script, monkeypatch):
+    gpu = script("bench_gpu")
     monkeypatch.setattr(sys, "argv", ["bench_gpu.py"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
@@ -56,9 +47,9 @@ def test_without_a_gpu_the_bench_says_what_is_allowed(bench, monkeypatch):
     )
 
 
-def test_the_mix_of_widths_is_their_mean_over_the_largest(bench, monkeypatch):
+def test_the_mix_of_widths_is_their_mean_over_the_largest(script, monkeypatch):
     """With seconds that are the operations, and three times as many in plain PyTorch, all is as large as its share."""
-    step = bench("bench_step")
+    step = script("bench_step")
     monkeypatch.setattr(step, "WIDTHS", {name: c for name, c in step.WIDTHS.items() if c.model == "mcmahan_cnn"})
     monkeypatch.setattr(step.Case, "seconds", lambda case, train=None: lambda: case.visit()[1] * (3 if train else 1))
     rows = step.widths(1)
@@ -70,9 +61,9 @@ def test_the_mix_of_widths_is_their_mean_over_the_largest(bench, monkeypatch):
     assert shares[0] == 1 and shares[-1] == pytest.approx(sum(shares[:-1]) / 5)
 
 
-def test_the_floor_of_spafl_prunes_and_trains_thresholds_as_spafl_does(bench):
+def test_the_floor_of_spafl_prunes_and_trains_thresholds_as_spafl_does(script):
     """A threshold of 2 prunes the row of mean magnitude 1, not that of 3. Its gradient is -g out, pruned or not."""
-    step = bench("bench_step")
+    step = script("bench_step")
     layer = torch.nn.Linear(2, 2, bias=False)
     layer.weight.data = torch.tensor([[1.0, -1.0], [3.0, 3.0]])
     step.add_thresholds(layer)
@@ -82,6 +73,47 @@ def test_the_floor_of_spafl_prunes_and_trains_thresholds_as_spafl_does(bench):
     assert out.tolist() == [[0, 21]]
     assert layer.weight.grad.tolist() == [[0, 0], [500, 200]]
     assert layer.tau.grad.tolist() == [-30, -2100]
+
+
+def test_another_checkout_without_rayfl_is_refused(script, monkeypatch, capsys, tmp_path):
+    step = script("bench_step")
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", "--only", "tiny", "--against", str(tmp_path)])
+    monkeypatch.setattr(step, "tiny", lambda *_: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as ended:
+        step.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(
+        f"--against: {tmp_path} has no rayfl/__init__.py. Allowed: the folder of another checkout\n"
+    )
+
+
+def test_the_served_process_must_import_the_rayfl_of_its_folder(script, tmp_path):
+    step = script("bench_step")
+    with pytest.raises(SystemExit) as ended, step.elsewhere(tmp_path):
+        pass
+    assert str(ended.value) == (f"--against: the process imports {Path(rayfl.__file__)}, which is not below {tmp_path}")
+
+
+def test_a_served_process_that_fails_at_its_start_is_reported(script, tmp_path):
+    step = script("bench_step")
+    (tmp_path / "rayfl").mkdir()
+    (tmp_path / "rayfl/__init__.py").write_text("raise SystemExit(3)")
+    with pytest.raises(SystemExit) as ended, step.elsewhere(tmp_path):
+        pass
+    assert str(ended.value) == (
+        f"--against: the process with the rayfl of {tmp_path} ended with status 3. Hint: its error is printed above"
+    )
+
+
+def test_a_served_process_that_fails_later_is_reported(script, monkeypatch):
+    """It has no row of this name."""
+    step, folder = script("bench_step"), Path.cwd()
+    monkeypatch.setattr(step, "TINY", {"unknown": None})
+    with pytest.raises(SystemExit) as ended, step.elsewhere(folder) as there:
+        there["unknown"]()
+    assert str(ended.value) == (
+        f"--against: the process with the rayfl of {folder} ended with status 1. Hint: its error is printed above"
+    )
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Published traces become the CSV files that the `system:` section reads; code in pickles does not run."""
 
-import importlib
 import json
 import os
 import pickle
@@ -19,10 +18,9 @@ READY = "2020-02-01 08:00:00\tscreen_lock\n2020-02-01 08:00:10\tWIFI\n2020-02-01
 
 
 @pytest.fixture
-def convert(monkeypatch, tmp_path, capsys):
+def convert(script, monkeypatch, tmp_path, capsys):
     """Runs the script on an object, written as its format says. Returns exit code, rows, stdout and stderr."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    script = importlib.import_module("convert_traces")
+    convert_traces = script("convert_traces")
 
     def run(format, given, *options):
         file, out = tmp_path / "published", tmp_path / "out.csv"
@@ -32,7 +30,7 @@ def convert(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(sys, "argv", ["convert_traces.py", format, str(file), str(out), *options])
         code = 0
         try:
-            script.main()
+            convert_traces.main()
         except SystemExit as ended:
             code = ended.code
         assert {path.name for path in tmp_path.iterdir()} <= {"published", "out.csv"}

@@ -15,16 +15,11 @@ SCRIPTS = Path.cwd() / "scripts"
 
 
 @pytest.fixture
-def peers(monkeypatch):
+def peers(script):
     """scripts/peers, imported."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import peers.on_bare
-    import peers.on_rayfl
-    import peers.workloads
-
-    yield peers
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("peers", "bench_peers")]:
-        del sys.modules[name]
+    for module in ("on_bare", "on_rayfl", "workloads"):
+        script(f"peers.{module}")
+    return script("peers")
 
 
 @pytest.fixture

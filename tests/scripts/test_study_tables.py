@@ -1,11 +1,9 @@
 """Tables of studies in README files: made from CSV files, which come from finished sweeps."""
 
 import csv
-import importlib
 import re
 import shutil
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,11 +19,8 @@ ROOT = Path.cwd()
 
 
 @pytest.fixture
-def tables(monkeypatch):
-    """scripts/tables.py, imported."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    yield importlib.import_module("tables")
-    del sys.modules["tables"]
+def tables(script):
+    return script("tables")
 
 
 @pytest.fixture
