@@ -50,6 +50,12 @@ def nest(flat: Mapping[str, torch.Tensor | None]) -> dict:
     return nested
 
 
+def norm(tensors: Iterable[Tensors]) -> float:
+    """Return the L2 norm of all floating point tensors together."""
+    floats = [t for some in tensors for _, t in leaves(some) if t.is_floating_point()]
+    return float(torch.nn.utils.get_total_norm(floats)) if floats else 0.0
+
+
 class Lazy(Mapping[str, torch.Tensor]):
     """Tensors that are computed on first access."""
 

@@ -21,10 +21,13 @@ from rayfl.data.own import OwnImages, Stored
 from rayfl.data.samples import Prepare
 from rayfl.data.scores import Targets
 from rayfl.data.table import Frame, Frames
+from rayfl.data.text.encoders import Tokens
 from rayfl.data.text.own import OwnText
 from rayfl.data.tokens import PAD, TokenTask
 
 T = TypeVar("T")
+Changed = tuple[tuple[str, int], ...]
+"""Files of a folder with the times of their last changes."""
 
 UNKNOWN = -1
 """Class of samples without one, in columns of named classes."""
@@ -56,16 +59,14 @@ class Source(Config):
         return [known[name] for name in names]
 
 
-def _changed(path: str) -> tuple[tuple[str, int], ...]:
-    """Return the files of a folder with the times of their last changes; () for a name on the hub."""
+def _changed(path: str) -> Changed:
+    """Return the files of a folder; () for a name on the hub."""
     files = (file for pattern in ("*", "*/state.json") for file in Path(path).expanduser().glob(pattern))
     return tuple(sorted((str(file), file.lstat().st_mtime_ns) for file in files))
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(
-    path: str, subset: str | None, revision: str | None, offline: bool, changed: tuple[tuple[str, int], ...]
-) -> Any:
+def _loaded(path: str, subset: str | None, revision: str | None, offline: bool, changed: Changed) -> Any:
     try:
         import datasets
     except ImportError:
@@ -174,23 +175,28 @@ class _Rows(Frames):
     source: Source
 
     def frames(self) -> tuple[Frame, Frame | None]:
-        found = []
-        for split in self.source.splits():
-            if unknown := [name for name in self.named if name not in split.features]:
-                raise ConfigError(
-                    f"data: no column is called {shown(unknown[0])}. {nearest(unknown[0], split.features)}"
-                )
-            frame = split.select_columns(self.named).to_pandas()
-            for name in self._y:
-                if getattr(split.features[name], "names", None):
-                    frame[name] = frame[name].where(frame[name] != UNKNOWN)
-            found.append(frame)
-        return found[0], found[1] if len(found) > 1 else None
+        return _frames(self.source, tuple(self.named), self._y, _changed(self.source.path))
 
     @property
     def named(self) -> list[str]:
         """Names of the columns of `frames`."""
         return [*(self.x or ()), *self._y, *self._user]
+
+
+@functools.lru_cache(maxsize=4)
+def _frames(
+    source: Source, names: tuple[str, ...], targets: tuple[str, ...], changed: Changed
+) -> tuple[Frame, Frame | None]:
+    found = []
+    for split in source.splits():
+        if unknown := [name for name in names if name not in split.features]:
+            raise ConfigError(f"data: no column is called {shown(unknown[0])}. {nearest(unknown[0], split.features)}")
+        frame = split.select_columns(list(names)).to_pandas()
+        for name in targets:
+            if getattr(split.features[name], "names", None):
+                frame[name] = frame[name].where(frame[name] != UNKNOWN)
+        found.append(frame)
+    return found[0], found[1] if len(found) > 1 else None
 
 
 class _Single(_Rows):
@@ -270,7 +276,7 @@ class _Tokens(_Single):
 
     @property
     def task(self) -> TokenTask:
-        ids = self.ids or 1 + max(map(max, self.samples("training")))
+        ids = self.ids or 1 + int(self.samples("training").ids.max())
         return TokenTask("classes", ids, self.max_length, self.goal.classes)
 
     @property
@@ -289,22 +295,33 @@ class _Tokens(_Single):
     def unit(self) -> None:
         return None
 
-    def samples(self, part: str) -> list[Any]:
-        rows = list(super().samples(part))
-        for i, row in enumerate(rows, 1):
+    def samples(self, part: str) -> Tokens:
+        assert self.x
+        return _tokens(self.source, self.x[0], part, _changed(self.source.path))
+
+    def _split(self, frame: Frame, part: str) -> Split:
+        tokens = self.samples(part)
+        x = np.full((len(tokens.lengths), self.max_length), PAD, np.int32)
+        for i, row in enumerate(np.split(tokens.ids, tokens.ptr[1:-1])):
+            x[i, : len(row)] = row[: self.max_length]
+        return {"x": x, "y": self._target(frame, self._y[0], part)}
+
+
+@functools.lru_cache(maxsize=2)
+def _tokens(source: Source, column: str, part: str, changed: Changed) -> Tokens:
+    lengths: list[int] = []
+
+    def ids() -> Iterator[int]:
+        for i, row in enumerate(source.splits()[part == "test"][column], 1):
             if not row or None in row or min(row) < 0 or max(row) >= MOST_IDS:
                 raise ConfigError(
                     f"data.x: row {i} of the {part} set is {shown(row)}. Allowed: lists of one or more tokens from 0 "
                     f"to {MOST_IDS - 1}"
                 )
-        return rows
+            lengths.append(len(row))
+            yield from row
 
-    def _split(self, frame: Frame, part: str) -> Split:
-        rows = self.samples(part)
-        x = np.full((len(rows), self.max_length), PAD, np.int32)
-        for i, row in enumerate(rows):
-            x[i, : len(row)] = row[: self.max_length]
-        return {"x": x, "y": self._target(frame, self._y[0], part)}
+    return Tokens.of(ids(), lengths)
 
 
 class _Text(OwnText):

@@ -17,7 +17,7 @@ from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.joined import parameters_of
 from rayfl.core.net import cached_module
 from rayfl.core.submodel import Selection
-from rayfl.core.tensors import SEPARATOR, leaves
+from rayfl.core.tensors import SEPARATOR, leaves, norm
 from rayfl.engine.termination import RunFailed
 from rayfl.methods.base import (
     Client,
@@ -30,7 +30,6 @@ from rayfl.methods.base import (
     Visit,
 )
 from rayfl.metrics import EVALUATED, NOTE, ROUND, Line
-from rayfl.training.updates import norm
 
 RESERVED = {metric.name for metric in ROUND if not metric.of_methods} | {"round", "refusals", EVALUATED, NOTE}
 """Names of metrics that methods cannot use."""

@@ -21,7 +21,7 @@ import torch
 from rayfl.core import frozen
 from rayfl.core.fold import Fold, PairwiseSum, State, sum_of_updates
 from rayfl.core.server_optimizers import MOMENTS
-from rayfl.core.tensors import as_tensor
+from rayfl.core.tensors import as_tensor, norm
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints, traffic
@@ -41,7 +41,6 @@ from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
 from rayfl.system import Fleet, Past, Plan, Schedule, Stale, Staleness, Timed, Untimed
 from rayfl.training.privacy import PrivateFold, Released
 from rayfl.training.secure import Protection
-from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
 VERSION = "version "

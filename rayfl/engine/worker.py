@@ -16,7 +16,7 @@ from rayfl.core import norms
 from rayfl.core.fold import ClientState, PairwiseSum, Update, sum_of_updates
 from rayfl.core.net import cached_module, load
 from rayfl.core.seeds import stream, torch_generator
-from rayfl.core.tensors import Params, as_tensor, nbytes
+from rayfl.core.tensors import Params, as_tensor, nbytes, norm
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.samples import ClientData
@@ -28,7 +28,7 @@ from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTas
 from rayfl.metrics import plus
 from rayfl.training.sending import RESIDUAL, transformed
 from rayfl.training.settings import precise
-from rayfl.training.updates import Updates, norm
+from rayfl.training.updates import Updates
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def check(experiment: "Experiment") -> None:
                     f"{experiment.data.name} are {goal.targets}. Allowed: {', '.join(same)}"
                 )
         for capacity, net in method.task.nets.items():
-            _check_forward(net, capacity)
+            _check_forward(net)
             # methods wrap models in networks of other outputs
             if isinstance(net.model, ImageModel | TokenModel) or net.model == experiment.model:
                 _check_output(net, capacity, goal)
@@ -162,7 +162,7 @@ def _check_secure(experiment: "Experiment", method: Method) -> None:
             raise ConfigError(f"updates.secure_aggregation: {problem}")
 
 
-def _check_forward(net: Net, capacity: float) -> None:
+def _check_forward(net: Net) -> None:
     """Run a network without data. Raise a ValueError if it fails, or has no operations."""
     if not (net.layout and net.macs):
         raise ValueError(

@@ -1,7 +1,7 @@
 """Shared parts of networks: HeteroFL's Scaler, and helpers to combine layers."""
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -86,6 +86,15 @@ def initialise(module: nn.Module, init: Init) -> None:
             nn.init.kaiming_normal_(layer.weight)
         if init == "kaiming_fan_out" and isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
+def check_exits(exits: Sequence[str], order: Sequence[str], where: str = "") -> None:
+    """Raise a ValueError if early exits are not at different blocks, in their order."""
+    for path in exits:
+        if path not in order:
+            raise ValueError(f"{where}blocks of the network; {path!r} is none. {nearest(path, order)}")
+    if list(exits) != [path for path in order if path in exits]:
+        raise ValueError(f"{where}every block once, in the order of the network")
 
 
 def check_without(net: Net, blocks: Collection[str], exits: int = 0) -> None:

@@ -9,13 +9,21 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 from torch import nn
 
-from rayfl.config import nearest
 from rayfl.core.axes import Axis, conv, linear, norm
 from rayfl.core.net import Net
 from rayfl.models.base import ImageModel
 from rayfl.models.blocks import PreActBlock, basic_block, block_paths, bottleneck_block, stages_of
 from rayfl.models.exits import DepthFLExit, EarlyExits, ExitKind, scalefl_exit
-from rayfl.models.layers import Init, NormKind, check_without, heterofl_linear, initialise, scaler, sequential
+from rayfl.models.layers import (
+    Init,
+    NormKind,
+    check_exits,
+    check_without,
+    heterofl_linear,
+    initialise,
+    scaler,
+    sequential,
+)
 from rayfl.models.pretrained import RESNET, Pretrained
 
 ScalerSite = Literal["pre_norm", "post_conv"]
@@ -52,12 +60,7 @@ class PostActResNet(ImageModel, ABC):
     @field_validator("exits")
     @classmethod
     def _blocks_in_order(cls, exits: tuple[str, ...]) -> tuple[str, ...]:
-        order = [*chain(*block_paths(cls.depth))]
-        for path in exits:
-            if path not in order:
-                raise ValueError(f"blocks of the network; {path!r} is none. {nearest(path, order)}")
-        if list(exits) != [path for path in order if path in exits]:
-            raise ValueError("every block once, in the order of the network")
+        check_exits(exits, [*chain(*block_paths(cls.depth))])
         return exits
 
     @property

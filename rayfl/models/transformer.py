@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import nn
 
-from rayfl.config import nearest
 from rayfl.core.axes import CLASSES, Axis, embedding, layer_norm
 from rayfl.core.net import Net, load, params_of
 from rayfl.models.base import TokenModel
-from rayfl.models.layers import Step, check_without, heterofl_linear, scaler, sequential
+from rayfl.models.layers import Step, check_exits, check_without, heterofl_linear, scaler, sequential
 
 
 class Transformer(TokenModel, ABC):
@@ -50,11 +49,7 @@ class Transformer(TokenModel, ABC):
     @model_validator(mode="after")
     def _blocks_in_order(self) -> Self:
         [order] = self.blocks
-        for path in self.exits:
-            if path not in order:
-                raise ValueError(f"exits: blocks of the network; {path!r} is none. {nearest(path, order)}")
-        if list(self.exits) != [path for path in order if path in self.exits]:
-            raise ValueError("exits: every block once, in the order of the network")
+        check_exits(self.exits, order, "exits: ")
         return self
 
     @property

@@ -9,9 +9,9 @@ from rayfl.config import ConfigError
 from rayfl.core.fold import ClientState, Update
 from rayfl.core.norms import VARIANCE
 from rayfl.core.submodel import Selection
-from rayfl.core.tensors import Params
+from rayfl.core.tensors import Params, norm
 from rayfl.training.secure import Protection
-from rayfl.training.transforms import Clip, ErrorFeedback, Transform, Wire, norm
+from rayfl.training.transforms import Clip, ErrorFeedback, Transform, Wire
 
 RESIDUAL = "updates residual"
 """Group of a client state with the residual of error feedback: group of the update -> name -> tensor, in the server's
@@ -61,7 +61,7 @@ def transformed(
         residual = memory.after(left)
     change, size = {key: t * rows.get(key, 1.0) for key, t in d.items()}, wire.nbytes
     if protection.clip is not None:
-        update.metrics["within_norm"] = float(norm(change) <= protection.clip)
+        update.metrics["within_norm"] = float(norm([change]) <= protection.clip)
         change = Clip(norm=protection.clip).change(change, generator)
         update.weight, update.row_weights = 1.0, {}
     if protection.secure is not None:

@@ -40,11 +40,10 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 
 from rayfl.config import ConfigError, Kind, Named
 from rayfl.core.bitcodes import encode_places
-from rayfl.core.tensors import Params
+from rayfl.core.tensors import Params, norm
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Clip(Transform):
     """Maximum norm of a client's whole change."""
 
     def change(self, d: Params, generator: torch.Generator) -> Params:
-        factor = 1 / max(1.0, norm(d) / self.norm)
+        factor = 1 / max(1.0, norm([d]) / self.norm)
         return {name: t * factor for name, t in d.items()}
 
 
@@ -310,11 +309,6 @@ def check_order(transforms: Sequence[Transform]) -> None:
             f"transforms.{place}: error_feedback without compression leaves no residual. Allowed: topk, quantize, "
             "sign, bf16 or int8 after it"
         )
-
-
-def norm(d: Params) -> float:
-    """Return the L2 norm of all tensors together."""
-    return float(nn.utils.get_total_norm(list(d.values())))
 
 
 def _count(share: float, elements: int) -> int:

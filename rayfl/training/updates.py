@@ -1,15 +1,13 @@
 """Processing of client updates before aggregation: transforms, and rejection of diverged updates."""
 
 import math
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
-from torch import nn
 
 from rayfl.config import Config
 from rayfl.core.fold import Update
-from rayfl.core.tensors import Tensors, leaves
+from rayfl.core.tensors import norm
 from rayfl.training.secure import SecureAggregation
 from rayfl.training.transforms import TRANSFORMS_KIND, Transform, check_order
 
@@ -48,9 +46,3 @@ class Updates(Config):
             return "not finite"
         after, limit = max(norms), self.growth * (1 + before)
         return f"norm {after:.3g} over the limit {limit:.3g}" if before and after > limit else None
-
-
-def norm(tensors: Iterable[Tensors]) -> float:
-    """Return the L2 norm of all floating point tensors together."""
-    floats = [t for some in tensors for _, t in leaves(some) if t.is_floating_point()]
-    return float(nn.utils.get_total_norm(floats)) if floats else 0.0

@@ -16,6 +16,7 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.server_optimizers import NORM, Server
 from rayfl.core.submodel import Mask, prefix, random_subset, rolling
+from rayfl.core.tensors import norm
 from rayfl.engine.checked import Checked, MethodFailed
 from rayfl.engine.jobs import Broadcast, Train
 from rayfl.engine.private import public_cover
@@ -27,7 +28,7 @@ from rayfl.testing.tiny import model_of
 from rayfl.training.privacy import Privacy, PrivateFold, Released, epsilon
 from rayfl.training.secure import Protection
 from rayfl.training.sending import transformed
-from rayfl.training.transforms import Quantize, TopK, norm
+from rayfl.training.transforms import Quantize, TopK
 
 MODEL = {"name": "digits_cnn", "norm": "none"}
 SECTION = {"clip": 0.5, "noise": 0.8, "delta": 0.1}
@@ -92,7 +93,7 @@ def expected_step(simulation):
         for client in some:
             update = simulation.executor.worker.train(broadcast, Train([client], {})).update
             change = update.sums["params"]
-            assert norm(change) <= clip * (1 + 1e-6) and update.weight == 1
+            assert norm([change]) <= clip * (1 + 1e-6) and update.weight == 1
             selection.put(change, total)
     cover = {n: torch.zeros_like(t) for n, t in x.items()}
     for capacity, weight in clients.levels:
@@ -261,10 +262,10 @@ def test_the_sensitivity_is_the_clipping_norm_under_partial_cover(chain):
     whole, moved = released(cohort), []
     for k in cohort:
         without = released({i: a for i, a in cohort.items() if i != k})
-        moved.append(norm({n: t - without[n] for n, t in whole.items()}))
+        moved.append(norm([{n: t - without[n] for n, t in whole.items()}]))
         for seed in (50, 51, -1 - k):
             other = released(cohort | {k: change(k, seed, 1e3)})
-            moved[-1] = max(moved[-1], norm({n: t - other[n] for n, t in whole.items()}) / 2)
+            moved[-1] = max(moved[-1], norm([{n: t - other[n] for n, t in whole.items()}]) / 2)
     assert max(moved) <= clip * (1 + 1e-4)
     assert max(moved) >= clip * (0.999 if not chain else 0.5)
 
