@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from rayfl.listeners import Listener, end, note, tell, tell_past
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
 from rayfl.networks import at_checkpoint, check_device, place_of
-from rayfl.results.folder import Kind, RunFolder
+from rayfl.results.folder import Kind, RunFolder, Status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,8 +93,7 @@ def run(
         with opened(experiment, arrays, path, address) as simulation:
             round, more = simulation.restore(path / CHECKPOINTS) if resume else (0, [])
             record = _open_folder(path, experiment)
-            status, error = "stopped", None
-            try:
+            with ended(record, lambda status: _tell_end(record, listeners, status)):
                 if not round and (made := record.count()):
                     more.append(f"{path / CHECKPOINTS}: there is no checkpoint; rounds 1 to {made} are repeated")
                 record.truncate_after(round)
@@ -108,21 +107,12 @@ def run(
                 note(listeners, *notes, *more)
                 past = record.rounds()
                 _loop(simulation, record, experiment, listeners, bool(past) and tell_past(listeners, past))
-                status = "finished"
                 # under privacy, the noise changes the model in every round
                 without = [] if experiment.privacy else [line for line in record.rounds() if not line.get("clients")]
                 stuck = Counter("refusals" in line for line in without)
                 for refused, why in ((True, "all updates were refused"), (False, "too few updates arrived")):
                     if stuck[refused]:
                         note(listeners, f"rounds in which {why}, and the model did not change: {stuck[refused]}")
-            except Exception as failure:
-                status, error = "failed", reason(failure)
-                raise
-            finally:
-                record.finish(status, error)
-                if status == "stopped":
-                    note(listeners, _stopped_at(record))
-                end(listeners, status)
     return Result(experiment, record, tuple(heard._notes), temporary)
 
 
@@ -151,6 +141,12 @@ class _Heard(Listener):
 def _in_phase(listeners: Sequence[Listener], phase: str) -> None:
     for listener in listeners:
         listener.on_phase(phase)
+
+
+def _tell_end(record: RunFolder, listeners: Sequence[Listener], status: Status) -> None:
+    if status == "stopped":
+        note(listeners, _stopped_at(record))
+    end(listeners, status)
 
 
 def _stopped_at(record: RunFolder) -> str:
@@ -366,6 +362,23 @@ def claimed(path: Path, config: Mapping[str, Any], resume: bool, kind: Kind = "r
         # another process may have used it meanwhile
         check_folder(path, config, resume, kind)
         yield
+
+
+@contextmanager
+def ended(record: RunFolder, told: Callable[[Status], None]) -> Iterator[None]:
+    """Record how the block ends, and then tell it: a run, sweep or scale study is finished, failed by an exception, or
+    stopped by a signal."""
+    status: Status = "stopped"
+    error = None
+    try:
+        yield
+        status = "finished"
+    except Exception as failure:
+        status, error = "failed", reason(failure)
+        raise
+    finally:
+        record.finish(status, error)
+        told(status)
 
 
 def check_folder(path: Path, config: Mapping[str, Any], resume: bool, kind: Kind = "run") -> None:

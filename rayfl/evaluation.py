@@ -100,6 +100,7 @@ def judge(
     module.eval()
     sums: list[dict[str, torch.Tensor]] = [{} for _ in pieces]
     exits: list[dict[int, torch.Tensor]] = [{} for _ in pieces]
+    measures = {score.measure: score for score in scores}
     shared = all(norm.running_mean is not None for norm in norms.batch_norms(module))
     for batches in _passes(pieces, batch_size, shared):
         inputs = [x for _, x, _ in batches]
@@ -113,7 +114,8 @@ def judge(
                 add_to(exits[i], {k: first.counts(*goal.rows(z, y, first.part)) for k, z in enumerate(given)})
             logits = answered(tuple(given), answer)
             rows = {part: goal.rows(logits, y, part) for part in {score.part for score in scores}}
-            add_to(sums[i], {score.label: score.counts(*rows[score.part]) for score in scores})
+            counts = {measure: score.counts(*rows[score.part]) for measure, score in measures.items()}
+            add_to(sums[i], {score.label: counts[score.measure] for score in scores})
     return [
         Judged(len(piece), {name: t.cpu() for name, t in found.items()}, tuple(t.cpu() for t in early.values()))
         for piece, found, early in zip(pieces, sums, exits, strict=True)

@@ -167,7 +167,7 @@ def check_device(experiment: Experiment, capacity: float, client: int | None, ar
 
 def _capacity(experiment: Experiment, client: int, arrays: Arrays | None) -> float:
     """Return the fixed capacity of a client: that of its block of ids, or the one that its device can train."""
-    if experiment.system is None or experiment.system.capacities == "given":
+    if experiment.system is None or not experiment.system.gives_capacities:
         return experiment.clients.capacity(client, experiment.seed, 0)
     with Temporary() as scratch:
         simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)

@@ -1,7 +1,7 @@
 """Networks and data of an evaluation: hand-computed metrics."""
 
 from collections import Counter
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -12,10 +12,11 @@ from rayfl import InMemory
 from rayfl.core import norms
 from rayfl.core.net import Net, load
 from rayfl.core.seeds import numpy_generator
+from rayfl.data import scores
 from rayfl.data.goal import Classes
 from rayfl.data.partition.users import Users
 from rayfl.data.samples import ClientData
-from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Score, TopK
+from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Perplexity, Score, TopK
 from rayfl.engine import worker
 from rayfl.engine.evaluator import grouped, spans_of
 from rayfl.evaluation import Evaluation, judge
@@ -141,6 +142,28 @@ def test_small_pieces_share_forward_passes(batch, tmp_path):
         for joined, own in zip(found, alone, strict=True):
             assert joined.count == own.count and torch.equal(joined.sums["accuracy"], own.sums["accuracy"])
             torch.testing.assert_close(joined.sums["loss"], own.sums["loss"], rtol=1e-6, atol=0)
+
+
+class Halved(CrossEntropy):
+    """Has counts of its own."""
+
+    name: Literal["halved"] = "halved"
+
+    def counts(self, logits, y):
+        return super().counts(logits, y) / 2
+
+
+def test_equal_counts_of_several_scores_are_computed_once(monkeypatch):
+    asked, entropy = [], scores._cross_entropy
+    monkeypatch.setattr(scores, "_cross_entropy", lambda logits, y: asked.append(len(y)) or entropy(logits, y))
+    data = ClientData({"x": torch.randn(6, 1, 2, 2), "y": torch.arange(6) % 4}, Doubled(), Classes(4))
+    given = [CrossEntropy(), Perplexity(), Perplexity(of="words"), Halved()]
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 4))
+    [found] = judge(module, [data], given[:2], 4)
+    assert asked == [4, 2] and torch.equal(found.sums["loss"], found.sums["perplexity"])
+    [other] = judge(module, [data], [given[0], given[3]], 4)
+    assert len({score.measure for score in given}) == 3
+    assert torch.equal(other.sums["loss"], 2 * other.sums["halved"])
 
 
 def test_samples_of_different_shapes_are_passed_separately():

@@ -175,7 +175,7 @@ class _Rows(Frames):
     source: Source
 
     def frames(self) -> tuple[Frame, Frame | None]:
-        return _frames(self.source, tuple(self.named), self._y, _changed(self.source.path))
+        return _frames(self.source, tuple(self.named), self._y, _changed(self.source.path))  # pyright: ignore
 
     @property
     def named(self) -> list[str]:
@@ -297,7 +297,7 @@ class _Tokens(_Single):
 
     def samples(self, part: str) -> Tokens:
         assert self.x
-        return _tokens(self.source, self.x[0], part, _changed(self.source.path))
+        return _tokens(self.source, self.x[0], part, _changed(self.source.path))  # pyright: ignore
 
     def _split(self, frame: Frame, part: str) -> Split:
         tokens = self.samples(part)

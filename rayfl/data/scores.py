@@ -5,6 +5,7 @@ Scores are additive: every batch gives a vector of counts, and the sum over all 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -42,6 +43,11 @@ class Score(Named, ABC):
     def label(self) -> str:
         """Name in metrics: `name`, or the class name for a class of another package."""
         return self.name.rpartition(":")[2]
+
+    @property
+    def measure(self) -> Hashable:
+        """Key that is equal for scores with equal counts, which are computed once."""
+        return self.label
 
     @abstractmethod
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -104,23 +110,23 @@ class Accuracy(OfPart):
 class CrossEntropy(Mean):
     """Mean of -log softmax(logits)[y] over the samples, in nats."""
 
-    name: Literal["loss"] = "loss"
+    name: Literal["loss"] = "loss"  # pyright: ignore[reportIncompatibleVariableOverride]
     better: ClassVar = "min"
+
+    @property
+    def measure(self) -> Hashable:
+        return type(self).counts, self.part
 
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return _cross_entropy(logits, y)
 
 
-class Perplexity(OfPart):
+class Perplexity(OfPart, CrossEntropy):
     """exp of the mean of -log softmax(logits)[y] over all rows, at most `MAX_PERPLEXITY`."""
 
-    name: Literal["perplexity"] = "perplexity"
-    better: ClassVar = "min"
+    name: Literal["perplexity"] = "perplexity"  # pyright: ignore[reportIncompatibleVariableOverride]
     of: Literal["all", "words", "masked"] = "all"
     """Positions that count, as for `Accuracy`."""
-
-    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return _cross_entropy(logits, y)
 
     def value(self, sums: torch.Tensor) -> float:
         return float(np.exp(min(super().value(sums), np.log(MAX_PERPLEXITY))))

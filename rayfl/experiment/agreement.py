@@ -110,7 +110,7 @@ def _check_system(system: System, method: Method, clients: Population) -> None:
             f"system.mode: method {method.name} needs updates of the current model, because {method.synchronous}. "
             "Allowed: sync without late_rounds"
         )
-    if system.capacities != "given" and clients.assignment != "fixed":
+    if system.gives_capacities and clients.assignment != "fixed":
         raise ValueError(f"system.capacities: {system.capacities} only with clients.assignment: fixed")
 
 

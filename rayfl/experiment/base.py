@@ -180,7 +180,7 @@ class Experiment(Config):
     @property
     def notes(self) -> list[str]:
         """Warnings about a valid experiment, reported before its first round."""
-        by_device = self.system is not None and self.system.capacities != "given"
+        by_device = self.system is not None and self.system.gives_capacities
         return [*([] if by_device else self.clients.notes), *self._ignored_capacities, *self._ignored_layers]
 
     @property

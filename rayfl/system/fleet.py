@@ -93,7 +93,7 @@ class Fleet:
 
     def capacity(self, client: int, round: int) -> float:
         """Return the client's capacity: the population's, or the largest one that its device can train."""
-        if self.system.capacities == "given":
+        if not self.system.gives_capacities:
             return self.population.capacity(client, self.seed, round)
         device = self.device(client)
         for capacity in self.population.own_capacities:

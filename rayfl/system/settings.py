@@ -144,6 +144,11 @@ class System(Config):
             )
 
     @property
+    def gives_capacities(self) -> bool:
+        """True if a client's capacity is the largest one that its device can train, not the population's."""
+        return self.capacities != "given"
+
+    @property
     def can_fail(self) -> bool:
         """True if no client may meet a deadline, or too few may be available (`Schedule.check`)."""
         has_deadline = isinstance(self.mode, Sync) and self.mode.deadline_s is not None

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.driver import LOADING, WRITING, claimed
+from rayfl.driver import LOADING, WRITING, claimed, ended
 from rayfl.engine.files import absolute
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
 from rayfl.engine.simulation import check_with
-from rayfl.engine.termination import reason
 from rayfl.experiment import Experiment
 from rayfl.results.console import SweepProgress
 from rayfl.results.findings import findings
@@ -26,7 +25,7 @@ from rayfl.results.rows import Record
 from rayfl.results.tuned import Best
 from rayfl.tuning.load import load_sweep, read_sweep
 from rayfl.tuning.recorder import Recorder
-from rayfl.tuning.stages import Interrupted, check_room, checked, run_sweep
+from rayfl.tuning.stages import check_room, checked, run_sweep
 from rayfl.tuning.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -93,23 +92,13 @@ def sweep(
             record = _open_sweep(folder, plan)
             follow(record.path)
             progress.begin(plan.name, record.path)
-            status, error = "stopped", None
-            try:
+            with ended(record, progress.end):
                 best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow), storage)
                 progress.phase(WRITING)
                 found = findings(folder, best, records(folder, record.id))
                 write_report(found, progress.note)
                 for name, experiment in splits.items():
                     write_labels(folder / "plots" / name, experiment, arrays)
-                status = "finished"
-            except Interrupted:
-                raise KeyboardInterrupt from None
-            except Exception as failure:
-                status, error = "failed", reason(failure)
-                raise
-            finally:
-                record.finish(status, error)
-                progress.end(status)
     return Comparison(record, best, found.tuned)
 
 

@@ -16,19 +16,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rayfl.config import ConfigError
-from rayfl.driver import claimed, start
+from rayfl.driver import claimed, ended, start
 from rayfl.engine.files import absolute
 from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import nodes as ray_nodes
 from rayfl.engine.on_ray.cluster import cluster, is_own, require_room, room
 from rayfl.engine.simulation import load_data
-from rayfl.engine.termination import reason
 from rayfl.experiment import Experiment, lay_over, read_experiment
 from rayfl.results.console import ScaleProgress
 from rayfl.results.folder import RunFolder
@@ -91,36 +90,28 @@ def scale(
     folder = absolute(folder)
     progress = progress or ScaleProgress()
     config = experiment.plain() | {"scale": {"rounds": rounds} | {axis: list(values) for axis, values in axes.items()}}
-    with claimed(folder, config, False, "scale"), nullcontext() if is_own(address) else cluster(address):
+    with ExitStack() as stack:
+        stack.enter_context(claimed(folder, config, False, "scale"))
+        stack.enter_context(nullcontext() if is_own(address) else cluster(address))
         plan = planned(experiment, axes, address)
         for text in plan.notes:
             progress.note(text)
         rows: dict[Point, Row] = {}
-        found: dict[str, list[Row]] = {}
-        record, status, error = None, "stopped", None
-        try:
-            for count, some in itertools.groupby(sorted(plan.experiments, key=_order), key=lambda point: point.nodes):
-                some = list(some)
-                with _nodes(count, plan.experiments[some[0]], address):
-                    if record is None:
-                        record = _open(folder, config, experiment)
-                        progress.begin(record.path, len(plan.experiments))
-                    for point in some:
-                        progress.phase(f"measuring {point}")
-                        rows[point] = measured(plan.experiments[point], point, rounds, address)
-                        progress.update(f"{point}: {rows[point]['seconds']:.3g} s per round", rows[point])
-            status = "finished"
-        except Exception as failure:
-            status, error = "failed", reason(failure)
-            raise
-        finally:
-            if record is not None:
-                found = {axis: [rows[p] for p in points if p in rows] for axis, points in plan.axes.items()}
-                _write(record, found)
-                record.finish(status, error)
-                progress.end(status)
-                follow(record.path)
-    return found
+        record = None
+        for count, some in itertools.groupby(sorted(plan.experiments, key=_order), key=lambda point: point.nodes):
+            some = list(some)
+            with _nodes(count, plan.experiments[some[0]], address):
+                if record is None:
+                    record = _open(folder, config, experiment)
+                    progress.begin(record.path, len(plan.experiments))
+                    stack.callback(follow, record.path)
+                    stack.enter_context(ended(record, progress.end))
+                    stack.callback(_write, record, plan, rows)
+                for point in some:
+                    progress.phase(f"measuring {point}")
+                    rows[point] = measured(plan.experiments[point], point, rounds, address)
+                    progress.update(f"{point}: {rows[point]['seconds']:.3g} s per round", rows[point])
+    return _by_axis(plan, rows)
 
 
 # measurements
@@ -314,8 +305,14 @@ def _open(folder: Path, config: Mapping[str, Any], experiment: Experiment) -> Ru
     return RunFolder.create(folder, "scale", config, experiment.tags(), experiment.facts(), kind="scale")
 
 
-def _write(record: RunFolder, found: Mapping[str, Sequence[Row]]) -> None:
+def _by_axis(plan: Plan, rows: Mapping[Point, Row]) -> dict[str, list[Row]]:
+    """Return the rows measured so far, of every axis."""
+    return {axis: [rows[point] for point in points if point in rows] for axis, points in plan.axes.items()}
+
+
+def _write(record: RunFolder, plan: Plan, rows: Mapping[Point, Row]) -> None:
     """Write tables and plots, and one line of metrics per row with the axis value as its round, for MLflow's plots."""
+    found = _by_axis(plan, rows)
     write_scaling(record.path, found)
     record.append(
         [

@@ -49,18 +49,14 @@ PATIENCE_SECONDS = 60.0
 """Seconds without a trial after which a note says what a trial needs."""
 
 
-class Interrupted(Exception):
-    """The user stopped the sweep; `--resume` continues it."""
-
-
 def run_sweep(
     sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder, storage: str | None = None
 ) -> list[Record]:
     """Run all stages of a sweep that are not done yet. Return the records of the best points on all seeds.
 
     `run` is the sweep's own folder. `storage`: a place that all nodes see, for what trials leave for each other.
-    Default: `run`. Ray is running. Raises Interrupted after a Ctrl-C, Terminated after a SIGTERM, a ConfigError if a
-    trial raises one, and a RunFailed that names the trials that failed, or if no trial has the search metric. A
+    Default: `run`. Ray is running. Raises KeyboardInterrupt after a Ctrl-C, Terminated after a SIGTERM, a ConfigError
+    if a trial raises one, and a RunFailed that names the trials that failed, or if no trial has the search metric. A
     trial that diverges has failed, but counts as tried; a note names the rows that lose seeds or all points by it.
     """
     recorder.recall()
@@ -242,7 +238,7 @@ class _Stages:
             if signal.SIGTERM in signals:
                 raise Terminated
             if signal.SIGINT in signals:
-                raise Interrupted
+                raise KeyboardInterrupt
         if failures := self.recorder.failures:
             raise RunFailed(
                 f"{len(failures)} of {len(results)} trials failed. Run the same command with --resume to "
