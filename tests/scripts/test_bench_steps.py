@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import rayfl
-
 SCRIPTS = Path.cwd() / "scripts"
 CPU = torch.device("cpu")
 
@@ -91,7 +89,8 @@ def test_the_served_process_must_import_the_rayfl_of_its_folder(script, tmp_path
     step = script("bench_step")
     with pytest.raises(SystemExit) as ended, step.elsewhere(tmp_path):
         pass
-    assert str(ended.value) == (f"--against: the process imports {Path(rayfl.__file__)}, which is not below {tmp_path}")
+    said = str(ended.value)
+    assert said.startswith("--against: the process imports /") and said.endswith(f"which is not below {tmp_path}")
 
 
 def test_a_served_process_that_fails_at_its_start_is_reported(script, tmp_path):
