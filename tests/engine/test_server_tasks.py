@@ -86,8 +86,7 @@ def assert_same_run(folder, simulation, expected):
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("executor", ["serial", "ray"])
+@pytest.mark.parametrize(("executor", "how"), [("serial", signal.SIGTERM), ("ray", signal.SIGKILL)])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, undisturbed, name, executor, how):
     config, folder = tmp_path / "lessons.yaml", tmp_path / "runs" / "lessons"
