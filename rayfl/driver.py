@@ -93,7 +93,7 @@ def run(
         with opened(experiment, arrays, path, address) as simulation:
             round, more = simulation.restore(path / CHECKPOINTS) if resume else (0, [])
             record = _open_folder(path, experiment)
-            with ended(record, lambda status: _tell_end(record, listeners, status)):
+            with ending(record, lambda status: _tell_end(record, listeners, status)):
                 if not round and (made := record.count()):
                     more.append(f"{path / CHECKPOINTS}: there is no checkpoint; rounds 1 to {made} are repeated")
                 record.truncate_after(round)
@@ -365,7 +365,7 @@ def claimed(path: Path, config: Mapping[str, Any], resume: bool, kind: Kind = "r
 
 
 @contextmanager
-def ended(record: RunFolder, told: Callable[[Status], None]) -> Iterator[None]:
+def ending(record: RunFolder, told: Callable[[Status], None]) -> Iterator[None]:
     """Record how the block ends, and then tell it: a run, sweep or scale study is finished, failed by an exception, or
     stopped by a signal."""
     status: Status = "stopped"

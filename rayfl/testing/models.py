@@ -43,9 +43,8 @@ class ModelContract:
     def experiment(self, **sections: Any) -> Experiment:
         model = model_of(self.model)
         data = data_for(model, *([self.data] if self.data else []))
-        return tiny(
-            **{"model": model, "data": data, "partition": split_for(model, data), "method": "heterofl", **sections}
-        )
+        given = {"model": model, "data": data, "partition": split_for(model, data), "method": "heterofl"}
+        return tiny(**given | sections)
 
     def nets(self) -> list[Net]:
         """Return networks of two widths, with all early exits and step sizes of the model."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.driver import LOADING, WRITING, claimed, ended
+from rayfl.driver import LOADING, WRITING, claimed, ending
 from rayfl.engine.files import absolute
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
@@ -92,7 +92,7 @@ def sweep(
             record = _open_sweep(folder, plan)
             follow(record.path)
             progress.begin(plan.name, record.path)
-            with ended(record, progress.end):
+            with ending(record, progress.end):
                 best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow), storage)
                 progress.phase(WRITING)
                 found = findings(folder, best, records(folder, record.id))

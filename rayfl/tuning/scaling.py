@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.config import ConfigError
-from rayfl.driver import claimed, ended, start
+from rayfl.driver import claimed, ending, start
 from rayfl.engine.files import absolute
 from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import nodes as ray_nodes
@@ -105,7 +105,7 @@ def scale(
                     record = _open(folder, config, experiment)
                     progress.begin(record.path, len(plan.experiments))
                     stack.callback(follow, record.path)
-                    stack.enter_context(ended(record, progress.end))
+                    stack.enter_context(ending(record, progress.end))
                     stack.callback(_write, record, plan, rows)
                 for point in some:
                     progress.phase(f"measuring {point}")
