@@ -28,12 +28,19 @@ def compare(
     format: Annotated[Literal["table", "markdown", "csv", "latex"], typer.Option(help="What to print.")] = "table",
 ) -> None:
     """Compare the best trials of methods, from MLflow: mean and standard deviation over seeds, and rows without a
-    significant difference."""
+    significant difference. Settings in which sweeps differ are listed; rows of such sweeps are not tested."""
     from rayfl.results import published as beside
     from rayfl.results.findings import unfinished
     from rayfl.results.mlflow import Copy, Reader, Store
     from rayfl.results.rows import numbers_of
-    from rayfl.results.studies import differences_said, machines_said, ranking_said, side_by_side, unranked_said
+    from rayfl.results.studies import (
+        apart_said,
+        differences_said,
+        machines_said,
+        ranking_said,
+        side_by_side,
+        unranked_said,
+    )
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
 
@@ -52,6 +59,9 @@ def compare(
         raise ConfigError("compare: no finished run matches. Allowed: names of finished sweeps, and their runs' tags")
     params = studies[0].sweep["params"] if len(studies) == 1 else {}
     published, changed = beside.from_config(params)
+    apart = [*ranking_said(studies, judge, is_chosen=metric is not None), *apart_said(studies)]
+    for text in apart:
+        (notify if format in ("table", "markdown") else warn)(text)
     if format == "csv":
         print(results_csv(best, judge, tuned), end="")
         return
@@ -65,9 +75,8 @@ def compare(
             print(render(published, changed, best))
     if format != "latex":
         everything = [run for study in studies for run in study.runs]
-        ranking = ranking_said(studies, judge, is_chosen=metric is not None)
         left_open = [*unfinished(study.sweep for study in studies), *unranked_said(studies)]
-        for text in [*ranking, *differences_said(best, judge), *machines_said(everything, judge), *left_open]:
+        for text in [*differences_said(best, judge), *machines_said(everything, judge), *left_open]:
             notify(text)
 
 

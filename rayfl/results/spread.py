@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayfl.results.conditions import is_comparable
+
 Rows = Sequence[Mapping[str, Any]]
 """Rows of one label."""
 
@@ -86,10 +88,12 @@ def by_seed(rows: Rows, metric: str) -> dict[int, float]:
 
 def differences(groups: Mapping[str, Rows], metric: str) -> dict[str, Difference]:
     """Return label -> difference between the first label's rows and its rows. `groups`: label -> rows, the best first
-    (`rows.by_label`); labels without a number are left out."""
+    (`rows.by_label`); labels without a number, or under other conditions than the first, are left out."""
     found = {label: seeds for label, rows in groups.items() if (seeds := by_seed(rows, metric))}
     first, *others = found or [""]
-    return {label: difference(found[first], found[label]) for label in others}
+    return {
+        label: difference(found[first], found[label]) for label in others if is_comparable(groups[first], groups[label])
+    }
 
 
 def like_the_best(groups: Mapping[str, Rows], metric: str) -> list[str]:

@@ -4,16 +4,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+from rayfl.results.conditions import HARDWARE, Conditions, is_comparable, listed
 from rayfl.results.findings import unranked
 from rayfl.results.made import Made
 from rayfl.results.rows import Record, best_trials, by_label, facts_of, judge_of, point_of, titles_of
 from rayfl.results.spread import PAIRED, Difference, by_seed, difference
-from rayfl.results.tuned import Best, tuned
-
-HARDWARE = ("run.", "listeners.")
-"""Prefixes of settings that do not change results."""
+from rayfl.results.tuned import MISSING, Best, tuned
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,17 @@ class Study:
 
 def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[list[Record], str, dict[str, Best]]:
     """Return the best rows of all studies, the metric that ranks them, and the search results if all studies tuned the
-    same settings. `metric`: ranks the rows. With several studies, labels begin with the study's name."""
+    same settings. `metric`: ranks the rows. With several studies, labels begin with the study's name. Rows have their
+    `conditions`, so that only rows of equal conditions are tested."""
     best: list[Record] = []
     found: dict[str, Best] = {}
     for before, study in zip(_prefixes(studies), studies, strict=True):
         rows, chosen = study.best()
-        best += [{**row, "label": before + row["label"], "title": before + row["title"]} for row in rows]
+        best += [
+            {**row, "label": before + row["label"], "title": before + row["title"]}
+            | {"conditions": Conditions.of(row, study.sweep)}
+            for row in rows
+        ]
         found |= {before + label: point for label, point in chosen.items()}
     judges = {study.sweep["facts"]["judge"] for study in studies}
     paths = {facts_of(study.sweep).tuned for study in studies}
@@ -51,18 +54,46 @@ def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[l
 
 
 def ranking_said(studies: Sequence[Study], metric: str, *, is_chosen: bool = False) -> list[str]:
-    """Return a note if studies are judged by another metric than `metric`, or differ in rounds or seeds. `is_chosen`:
-    the user chose the metric."""
+    """Return a note if studies are judged by another metric than `metric`, or differ in seeds. `is_chosen`: the user
+    chose the metric."""
     judges = {name: study.sweep["facts"]["judge"] for name, study in zip(_names(studies), studies, strict=True)}
     others = {name: judge for name, judge in judges.items() if judge != metric and not is_chosen}
     found = [f"{name} is judged by {judge}" for name, judge in others.items()]
-    rounds = dict.fromkeys(str(study.sweep["facts"]["rounds"]) for study in studies)
     seeds = dict.fromkeys(str(sorted({run["seed"] for run in study.runs})) for study in studies)
-    for name, values in {"rounds": rounds, "seeds": seeds}.items():
-        found += [f"{name} differ: {', '.join(values)}"] if len(values) > 1 else []
+    found += [f"seeds differ: {', '.join(seeds)}"] if len(seeds) > 1 else []
     runs = [run for study in studies for run in study.runs]
     hints = [f". Hint: --metric {judge}" for judge in others.values() if all(judge in run for run in runs)]
     return [f"ranked by {metric}; {'; '.join(found)}{''.join(hints[:1])}"] if found else []
+
+
+def apart_said(studies: Sequence[Study]) -> list[str]:
+    """Return a note for each section in which the best rows of different studies differ beside the row (its method, its
+    changes in the sweep's file, and tuned settings), one for the search, and one that these rows are not tested."""
+    rows: dict[tuple[str, str], Conditions] = {}
+    for name, study in zip(_names(studies), studies, strict=True):
+        rows |= {(name, row["label"]): Conditions.of(row, study.sweep) for row in study.best()[0]}
+    found = [
+        (path, name, value)
+        for ((one, _), mine), ((other, _), theirs) in combinations(rows.items(), 2)
+        if one != other
+        for path, values in mine.apart(theirs).items()
+        for name, value in zip((one, other), values, strict=True)
+    ]
+    searches = {
+        name: {path: str(value) for path, value in study.sweep["params"].items() if _is_search(path)}
+        for name, study in zip(_names(studies), studies, strict=True)
+    }
+    paths = dict.fromkeys(path for search in searches.values() for path in search)
+    differing = [path for path in paths if len({search.get(path) for search in searches.values()}) > 1]
+    tried = [(path, name, search.get(path, MISSING)) for path in differing for name, search in searches.items()]
+    sections = dict.fromkeys(path.partition(".")[0] for path, _, _ in found)
+    why = [f"Rows of studies that differ in {', '.join(sections)} are not tested, and no row is emphasised"]
+    return [*listed(found), *listed(tried), *(why if found else [])]
+
+
+def _is_search(path: str) -> bool:
+    """Return whether a parameter of a sweep is one of its search that `ranking_said` does not compare."""
+    return path.startswith("search.") and path not in ("search.seeds", "search.metric", "search.mode")
 
 
 def unranked_said(studies: Sequence[Study]) -> list[str]:
@@ -95,14 +126,19 @@ def _names(studies: Sequence[Study]) -> list[str]:
 
 
 def differences_said(best: Sequence[Record], metric: str) -> list[str]:
-    """Return a sentence for each pair, of the best row and another or of neighbours, without significant difference."""
+    """Return a sentence for each pair of comparable rows, of the best row and another or of neighbours, without
+    significant difference."""
     groups = by_label(best, metric)
     found = {label: seeds for label, rows in groups.items() if (seeds := by_seed(rows, metric))}
     if not found:
         return []
     labels, titles, amount = list(found), titles_of(best), _amount(best, metric)
     pairs = dict.fromkeys([*((labels[0], other) for other in labels[1:]), *pairwise(labels)])
-    between = {(one, other): difference(found[one], found[other]) for one, other in pairs}
+    between = {
+        (one, other): difference(found[one], found[other])
+        for one, other in pairs
+        if is_comparable(groups[one], groups[other])
+    }
     notes = [
         f"No significant difference between {titles[one]} and {titles[other]}: {_why(apart, amount)}"
         for (one, other), apart in between.items()

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from rayfl.metrics import EPSILONS, IF_ANY, SIMULATED, SMALLEST_GROUP, WASTED, label, named
 from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, human_flops, mean, percent, plain, spread, tex
+from rayfl.results.conditions import is_comparable
 from rayfl.results.rows import Record, by_label, capacities, facts_of, finite_mean, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
 from rayfl.results.summary import DENSITY_AT_BEST, amounts, time_to
@@ -320,13 +321,14 @@ def _best(records: Sequence[Record], metric: str) -> dict[str, str]:
 
 
 def _marks(records: Sequence[Record], lines: Sequence[str], places: Mapping[str, int]) -> dict[tuple[int, int], Mark]:
-    """Return (line, column) -> emphasis, of labels with a finite mean. `lines`: labels in table order; `places`:
-    metric -> column."""
+    """Return (line, column) -> emphasis, of labels with a finite mean; none if they ran under different conditions.
+    `lines`: labels in table order; `places`: metric -> column."""
     marks: dict[tuple[int, int], Mark] = {}
     for metric, column in places.items():
         found = by_label(records, metric)
         groups = {name: rows for name, rows in found.items() if finite_mean(rows, metric) is not None}
-        if len(groups) < 2:
+        first, *others = groups.values() or [[]]
+        if not others or not all(is_comparable(first, rows) for rows in others):
             continue
         marks[lines.index(next(iter(groups))), column] = "best"
         marks |= {(lines.index(name), column): "like the best" for name in like_the_best(groups, metric)}

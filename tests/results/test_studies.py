@@ -6,7 +6,16 @@ import pytest
 from rows import FACTS, PERSONAL
 
 from rayfl.results.made import here
-from rayfl.results.studies import Study, differences_said, machines_said, ranking_said, side_by_side, unranked_said
+from rayfl.results.studies import (
+    Study,
+    apart_said,
+    differences_said,
+    machines_said,
+    ranking_said,
+    side_by_side,
+    unranked_said,
+)
+from rayfl.results.tables import results_csv, table
 
 
 def row(label, value, seed=0, lr=0.1, made=(), **more):
@@ -19,8 +28,8 @@ def row(label, value, seed=0, lr=0.1, made=(), **more):
     }
 
 
-def sweep(label, *runs, facts=FACTS, experiment="runs"):
-    about = {"label": label, "experiment": experiment, "params": {"search.metric": "accuracy_mean"}}
+def sweep(label, *runs, facts=FACTS, experiment="runs", **params):
+    about = {"label": label, "experiment": experiment, "params": {"search.metric": "accuracy_mean"} | params}
     return Study(about | {"facts": facts | {"tuned": ["training.lr"]}}, runs)
 
 
@@ -55,14 +64,60 @@ def test_a_note_on_studies_that_do_not_compare():
     assert ranking_said([one, two], "accuracy_mean") == ranking_said([one], "accuracy_mean") == []
     rows = [row("a", 0.6, seed) | {"local_accuracy_mean": 0.7} for seed in (0, 1)]
     other = sweep("own", *rows, facts=PERSONAL | {"rounds": 2})
-    text = (
-        "ranked by accuracy_mean; own is judged by local_accuracy_mean; rounds differ: 3, 2; seeds differ: [0], [0, 1]"
-    )
+    text = "ranked by accuracy_mean; own is judged by local_accuracy_mean; seeds differ: [0], [0, 1]"
     assert ranking_said([one, other], "accuracy_mean") == [text]
     personal = sweep("one", row("a", 0.8) | {"local_accuracy_mean": 0.9})
     assert ranking_said([personal, other], "accuracy_mean") == [f"{text}. Hint: --metric local_accuracy_mean"]
     assert ranking_said([one, other], "accuracy_mean", is_chosen=True) == [
-        "ranked by accuracy_mean; rounds differ: 3, 2; seeds differ: [0], [0, 1]"
+        "ranked by accuracy_mean; seeds differ: [0], [0, 1]"
+    ]
+
+
+def on(alpha, label, value, **more):
+    """Three seeds on a Dirichlet partition."""
+    data = {"data.name": "digits", "partition.name": "dirichlet", "partition.alpha": alpha}
+    return [row(label, value + seed / 1000, seed, **data | more) for seed in range(3)]
+
+
+def test_rows_under_different_conditions_are_listed_and_not_tested():
+    here, there = sweep("here", *on("0.3", "a", 0.9), *on("0.3", "b", 0.9)), sweep("there", *on("1.0", "a", 0.9))
+    best, judge, _ = side_by_side([here, there])
+    assert apart_said([here, there]) == [
+        "Studies differ in partition: alpha 0.3 (here), 1.0 (there)",
+        "Rows of studies that differ in partition are not tested, and no row is emphasised",
+    ]
+    # neither with the third row, nor in the table
+    [said] = differences_said(best, judge)
+    assert said.startswith("No significant difference between here/a and here/b: 0.00 points over 3 seeds, p = 1")
+    assert table(best, judge).marks == {} and "like the best" not in results_csv(best, judge)
+    # the same rows in one study, where a tie is a tie
+    best, judge, _ = side_by_side([here])
+    assert apart_said([here]) == [] and "like the best" in results_csv(best, judge)
+    assert list(table(best, judge).marks.values()) == ["best", "like the best"] * (len(table(best, judge).marks) // 2)
+
+
+def test_conditions_are_all_that_does_not_belong_to_a_row():
+    def said(one, other, **params):
+        return apart_said([sweep("one", *one), sweep("two", *other, **params)])
+
+    mine = on("0.3", "a", 0.9)
+    # method, tuned settings, hardware, folders of data
+    own = {"method.mu": "1", "run.actors": "8", "listeners.0.name": "wandb", "data.root": "elsewhere"}
+    assert said(mine, on("0.3", "b", 0.9, lr=0.5, **own)) == []
+    # a row's changes in the sweep's file, of a setting or of a section with another class
+    for changed in ("rows.b.partition.alpha", "rows.b.partition.name", "rows.b.partition"):
+        assert said(mine, on("1.0", "b", 0.9), **{changed: "x"}) == []
+    assert said(mine, on("1.0", "b", 0.9), **{"rows.other.partition": "x"})
+    # a class differs: its settings are not compared; sections without a value
+    assert said(mine, on("0.3", "b", 0.9, **{"partition.name": "iid", "privacy.noise": "1"}))[:-1] == [
+        "Studies differ in partition: dirichlet (one), iid (two)",
+        "Studies differ in privacy: noise – (one), 1 (two)",
+    ]
+    longer = [run | {"facts": FACTS | {"rounds": 9}} for run in mine]
+    assert said(mine, longer)[0] == "Studies differ in rounds: 3 (one), 9 (two)"
+    # another search ranks other points, but its runs compare
+    assert said(mine, mine, **{"search.trials": "5", "search.seeds": "[0]"}) == [
+        "Studies differ in search: trials – (one), 5 (two)"
     ]
 
 
