@@ -26,7 +26,8 @@ from rayfl.driver import claimed, ending, start
 from rayfl.engine.files import absolute
 from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import nodes as ray_nodes
-from rayfl.engine.on_ray.cluster import cluster, is_own, require_room, room
+from rayfl.engine.on_ray.cluster import cluster
+from rayfl.engine.on_ray.resources import is_own, require_room, room
 from rayfl.engine.simulation import load_data
 from rayfl.experiment import Experiment, lay_over, read_experiment
 from rayfl.results.console import ScaleProgress

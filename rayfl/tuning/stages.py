@@ -29,7 +29,7 @@ from ray import tune
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.engine.on_ray import cluster
+from rayfl.engine.on_ray import resources
 from rayfl.engine.plugins import packed
 from rayfl.engine.termination import RunFailed, Terminated
 from rayfl.results.folder import RunFolder, records, runs
@@ -250,7 +250,7 @@ class _Stages:
     def _note_waiting(self) -> None:
         if not self.recorder.trials:
             run = self.sweep.first.run
-            asked, found = cluster.compared(_actors(self.sweep), run.cpus, run.gpus, run.server_cpus)
+            asked, found = resources.compared(_actors(self.sweep), run.cpus, run.gpus, run.server_cpus)
             self.recorder.progress.note(
                 f"no trial has started within {PATIENCE_SECONDS:.0f} s: each needs {asked}; the cluster has {found}. "
                 "Waiting for its processes to start, for other jobs to end, or for more nodes"
@@ -367,7 +367,7 @@ def _hushed() -> Iterator[None]:
 def check_room(sweep: Sweep, address: str | None) -> None:
     """Raise a ConfigError for a sweep whose trials can never start."""
     run = sweep.first.run
-    cluster.require_room(_actors(sweep), run.cpus, run.gpus, address, run.server_cpus)
+    resources.require_room(_actors(sweep), run.cpus, run.gpus, address, run.server_cpus)
 
 
 def _clients(sweep: Sweep) -> list[dict[str, float]]:
@@ -375,9 +375,9 @@ def _clients(sweep: Sweep) -> list[dict[str, float]]:
     run, actors, gpus = sweep.first.run, _actors(sweep), sweep.first.run.gpus
     if run.actors == "auto":
         server_cpus = run.server_cpus * sweep.trials
-        running = min(actors * sweep.trials, cluster.room(run.cpus, run.gpus, server_cpus))
-        gpus = cluster.spread(max(actors, running), run.cpus, run.gpus, server_cpus)
-    return cluster.bundles(actors, run.cpus, gpus)
+        running = min(actors * sweep.trials, resources.room(run.cpus, run.gpus, server_cpus))
+        gpus = resources.spread(max(actors, running), run.cpus, run.gpus, server_cpus)
+    return resources.bundles(actors, run.cpus, gpus)
 
 
 def _actors(sweep: Sweep) -> int:
@@ -385,7 +385,7 @@ def _actors(sweep: Sweep) -> int:
     experiment, run = sweep.first, sweep.first.run
     if run.actors != "auto":
         return run.actors
-    share = cluster.room(run.cpus, run.gpus, run.server_cpus * sweep.trials) // sweep.trials
+    share = resources.room(run.cpus, run.gpus, run.server_cpus * sweep.trials) // sweep.trials
     return max(1, min(share, experiment.jobs))
 
 

@@ -16,15 +16,16 @@ from processes import PATIENCE, alive, descendants, named, until
 from rayfl.config import ConfigError
 from rayfl.engine.locks import TEMPORARY
 from rayfl.engine.on_ray import cluster as module
-from rayfl.engine.on_ray import host
-from rayfl.engine.on_ray.cluster import bundles, cluster, room, running, spread
+from rayfl.engine.on_ray import host, resources
+from rayfl.engine.on_ray.cluster import cluster, running
 from rayfl.engine.on_ray.host import ONLY_DECLARED, Host
+from rayfl.engine.on_ray.resources import bundles, room, spread
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
 
 
 @pytest.mark.parametrize(
-    ("asked", "resources"),
+    ("asked", "found"),
     [
         ((3, 1, 0), [{"CPU": 1}] * 3),
         ((1, 0.5, 0.25), [{"CPU": 0.5, "GPU": 0.25}]),
@@ -34,9 +35,9 @@ from rayfl.tuning.load import load_sweep
         ((1, 4, 2), [{"CPU": 4, "GPU": 2}]),
     ],
 )
-def test_every_actor_has_a_bundle_with_an_equal_part_of_a_gpu(asked, resources):
+def test_every_actor_has_a_bundle_with_an_equal_part_of_a_gpu(asked, found):
     """A trial of one actor leaves the rest of its GPU to others."""
-    assert bundles(*asked) == resources
+    assert bundles(*asked) == found
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_every_actor_has_a_bundle_with_an_equal_part_of_a_gpu(asked, resources):
     ],
 )
 def test_an_actor_fits_on_one_node_and_a_fraction_on_one_gpu(monkeypatch, nodes, asked, fit):
-    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": cpus, "GPU": gpus} for cpus, gpus in nodes])
+    monkeypatch.setattr(resources, "_nodes", lambda: [{"CPU": cpus, "GPU": gpus} for cpus, gpus in nodes])
     assert room(*asked) == fit
 
 
@@ -71,18 +72,18 @@ def test_an_actor_fits_on_one_node_and_a_fraction_on_one_gpu(monkeypatch, nodes,
     ],
 )
 def test_few_actors_leave_no_gpu_idle(monkeypatch, asked, part):
-    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 4}])
+    monkeypatch.setattr(resources, "_nodes", lambda: [{"CPU": 16, "GPU": 4}])
     assert spread(*asked) == part
 
 
 def test_actors_are_spread_only_if_all_of_them_still_fit(monkeypatch):
-    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 1}, {"CPU": 2, "GPU": 4}])
+    monkeypatch.setattr(resources, "_nodes", lambda: [{"CPU": 16, "GPU": 1}, {"CPU": 2, "GPU": 4}])
     assert (room(1, 0.25), spread(6, 1, 0.25), spread(4, 1, 0.25), spread(7, 1, 0.25)) == (6, 0.25, 0.5, 0.25)
 
 
 @pytest.mark.parametrize(("actors", "part"), [("auto", 0.5), (4, 0.25)])
 def test_a_run_with_a_given_number_of_actors_takes_no_more_of_the_gpus_than_asked(monkeypatch, actors, part):
-    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 2}])
+    monkeypatch.setattr(resources, "_nodes", lambda: [{"CPU": 16, "GPU": 2}])
     spec = tiny(run={"executor": "ray", "gpus": 0.25, "actors": actors})
     assert module._clients(spec, None) == [{"CPU": 1, "GPU": part}] * 4
 
@@ -90,7 +91,7 @@ def test_a_run_with_a_given_number_of_actors_takes_no_more_of_the_gpus_than_aske
 GPUS = """
 import ray
 from ray.util.placement_group import placement_group
-from rayfl.engine.on_ray.cluster import bundles, require_room, room
+from rayfl.engine.on_ray.resources import bundles, require_room, room
 ray.init(address="local", num_cpus=16, num_gpus=3, include_dashboard=False, log_to_driver=False)
 for gpus in (0.4, 0.3, 0.25):
     require_room(room(1, gpus), 1, gpus, None)

@@ -523,7 +523,7 @@ def test_what_stopped_tune_is_said_and_not_what_followed(swept, tmp_path):
 )
 def test_the_trials_that_run_at_once_share_all_gpus(tmp_path, monkeypatch, cpus, actors, clients):
     """Four trials on four GPUs."""
-    monkeypatch.setattr(stages.cluster, "_nodes", lambda: [{"CPU": cpus, "GPU": 4}])
+    monkeypatch.setattr(stages.resources, "_nodes", lambda: [{"CPU": cpus, "GPU": 4}])
     experiment = {"run": {"chunk": 1, "gpus": 0.25, "actors": actors}}
     space = {"training.lr": {"grid": [0.02, 0.05, 0.1, 0.2]}}
     assert stages._clients(load_sweep(write(tmp_path, experiment=experiment, space=space))) == clients
@@ -545,7 +545,7 @@ def test_a_sweep_whose_trials_do_not_start_says_what_they_need(tmp_path, monkeyp
             self.cancelled = True
 
     monkeypatch.setattr(stages, "Timer", Timer)
-    monkeypatch.setattr(stages.cluster, "_nodes", lambda: [{"CPU": 4}, {"CPU": 2, "GPU": 1}])
+    monkeypatch.setattr(stages.resources, "_nodes", lambda: [{"CPU": 4}, {"CPU": 2, "GPU": 1}])
     monkeypatch.setattr(stages._Stages, "_tuner", lambda *_: SimpleNamespace(fit=list))
     monkeypatch.setattr(stages.trust, "make", lambda path, id: path.mkdir(parents=True))
     monkeypatch.setattr(stages.trust, "forget", lambda path, id: None)
