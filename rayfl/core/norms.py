@@ -146,16 +146,17 @@ def tracked(module: nn.Module, statistics: Params) -> Iterator[None]:
 
 
 def finish(sums: Params, kind: str) -> Params:
-    """Return means and variances of all norms, float32: `path.running_mean`, `path.running_var` -> [C]."""
-    statistics = {}
+    """Return means and variances of all norms in torch's default type: `path.running_mean`, `path.running_var` ->
+    [C]."""
+    statistics, dtype = {}, torch.get_default_dtype()
     for path, (n, x, xx, batches, means, variances) in sums.items():
         if kind == "exact":
             mean = x / n
             var = (xx / n - mean * mean).clamp_min(0)
         else:
             mean, var = means / batches, variances / batches
-        statistics[f"{path}.running_mean"] = mean.float()
-        statistics[f"{path}.running_var"] = var.float()
+        statistics[f"{path}.running_mean"] = mean.to(dtype)
+        statistics[f"{path}.running_var"] = var.to(dtype)
     return statistics
 
 

@@ -54,6 +54,16 @@ def test_exact_is_the_full_batch_in_the_first_layer_for_any_batches(sizes):
     check_statistics(statistics, "norm1", inputs_of(module, "norm1", x))
 
 
+@pytest.mark.parametrize("kind", ["exact", "cumulative"])
+def test_statistics_have_the_default_type(float64, kind):
+    module, x = network()
+    sums = collect(module, [x.double()])
+    statistics = finish(sums, kind)
+    n, total, *_ = sums["norm1"]
+    assert torch.equal(statistics["norm1.running_mean"], total / n)
+    assert {t.dtype for t in statistics.values()} == {torch.float64}
+
+
 def test_inputs_of_later_norms_depend_on_the_batches():
     """`exact` describes the inputs of the layer, which differ from those of the full batch."""
     module, x = network()
