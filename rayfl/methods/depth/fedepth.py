@@ -33,7 +33,8 @@ Departures:
 5. The code keeps the optimizer between groups. Here its state is reset, and all groups have the same batches.
 6. In the code all rich clients of a process share one z, because loading it always fails. Here each has its own.
 7. `steps`, `train_samples` and `train_loss` are those of the last group, as in the code; `train_flops` counts all: a
-   forward pass of N_j, and a backward pass to the first layer of G_j. With `distill`, the loss is the sum for y and z.
+   forward pass of N_j, and a backward pass to the first layer of G_j. With `distill`, the loss is the sum for y and z,
+   and `training.clip` bounds the gradient of both together.
 8. Norms are static: statistics are collected before an evaluation.
 """
 

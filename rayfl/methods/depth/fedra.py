@@ -23,7 +23,8 @@ Departures:
    network can cost more than its capacity.
 3. A random method defines no submodel of a capacity outside training: a device runs the first blocks, which is ours.
    The code evaluates only the server's network.
-4. The code clips gradients at 10 and uses momentum 0.9; here `training` decides.
+4. The code clips gradients at 10 and uses momentum 0.9; here `training` decides. In the code no client trains more than
+   one batch per epoch above the number of batches of the smallest client.
 5. The code contains, as a comment, a draw that covers all blocks if every client is small. It is not supported, because
    clients draw independently.
 6. Norms are static: statistics are collected before an evaluation. Transformers have none.

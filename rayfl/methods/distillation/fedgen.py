@@ -27,14 +27,16 @@ Departures:
 1. The authors' code weights the losses CE(v_k(z), y') of the clients by their shares of class y', in place of the loss
    of the mean logits (HtFLlib).
 2. The authors' code adds a divergence between a client's output of x and of generated features of its class, and lets
-   the weights 10 of both terms decay by 0.98 per round. Here, as in HtFLlib, there is one term of constant weight.
+   the weights 10 of both terms decay by 0.98 per round. It stops using the generator after 20 local epochs of a round
+   (`early_stop`). Here, as in HtFLlib, there is one term of constant weight, in all epochs.
 3. Noise is normal (`noise: normal`). Both codes have a comment that says so, and draw it uniformly (`noise: uniform`).
 4. HtFLlib never saves its trained generator: clients always use the initial one, in training mode and from the first
    round on. `server: {steps: 0}` is such a generator, in evaluation mode. HtFLlib has no second term (`diversity: 0`).
-5. The authors' code draws y' uniformly from the classes of the round; HtFLlib in proportion to the counts of all
-   clients, which are those of the round if all take part.
+5. The authors' server draws y' uniformly from the classes of the round, and their clients from all classes of the data.
+   HtFLlib draws in proportion to the counts of all clients, which are those of the round if all take part.
 6. The authors' code keeps Adam's means between rounds and lets its rate decay by 0.98. Here, as in HtFLlib, Adam starts
-   anew in every round. The defaults of `server` are the authors'; HtFLlib has 100 steps of 10 at 0.1, without decay.
+   anew in every round. The defaults of `server` are the authors'; HtFLlib has 100 steps of 10, without decay, at a rate
+   of 0.005 by default and of 0.1 in its script (`total.sh`).
 7. Both codes weight v_k by samples (`weight: samples`).
 8. Those of `kept.py`.
 """

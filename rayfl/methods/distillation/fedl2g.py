@@ -19,12 +19,14 @@ one vector and a count per class. Sent down: V. V starts with independent normal
 Departures:
 1. Q_k is drawn, and has at most half of the client's samples. In the code it is the first ones, and a client with
    fewer samples than Q_k fails. Samples that are sorted by class would have no first classes to train on.
-2. Incomplete batches are used; the code drops them, and divides by the number of batches that it asks for.
+2. Incomplete batches are used; the code drops them, and divides by the number of batches that it asks for. Here a
+   client with fewer than `study_batches` batches uses samples again.
 3. The step to w' is of plain SGD, whatever `training.optimizer` is, at the round's rate without warm-up and cosine.
 4. The code clips a client's gradients at norm 100. Here `training.clip` does.
 5. Those of `kept.py`.
 6. FLOPs of the step to w' are counted as those of two training steps.
-7. The code's default is 50 warm-up rounds, which it does not count. Here they are rounds of the run; the default is 0.
+7. The code's default is 50 warm-up rounds, which count as rounds of the run, as they do here, but are not evaluated.
+   Here the default is 0.
 """
 
 from dataclasses import replace

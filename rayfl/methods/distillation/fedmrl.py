@@ -17,13 +17,17 @@ client's own split. D may differ between clients. d is `features`, with a linear
 network's last features, otherwise the number of features of the common network.
 
 Departures:
-1. The code evaluates a client with its own trained g_k, before averaging. Here, as in HtFLlib, it is the newest g.
-2. The code weights clients by their training, validation and test samples. Here it is by training samples
+1. In the code, the "mean" of g_k and G_k is the network of the last client of the round, because the state dicts of all
+   clients refer to the tensors of one module. Here, as in HtFLlib, it is their mean.
+2. The code evaluates a client with its own trained g_k, before averaging. Here, as in HtFLlib, it is the newest g.
+3. The code weights clients by their training, validation and test samples. Here it is by training samples
    (`weight: samples`); HtFLlib's mean is `weight: uniform`.
-3. The code clips the gradients of f_k, P_k and g_k at norm 50 each, and trains with momentum 0.9. Here both are
+4. The code clips the gradients of f_k, P_k and g_k at norm 50 each, and trains with momentum 0.9. Here both are
    settings of `training`; `clip` is for all three together.
-4. In the code for equal architectures (`FedMRL_homo.py`), G_k is the first d columns of F_k. Here it is not.
-5. Multiply-adds count both classifiers twice, because the networks also compute their logits without P_k.
+5. In the code, the momentum of g, G and P_k carries over to the next client and round, because all clients share one
+   optimizer for each. Here the optimizer is reset for every client and round.
+6. In the code for equal architectures (`FedMRL_homo.py`), G_k is the first d columns of F_k. Here it is not.
+7. Multiply-adds count both classifiers twice, because the networks also compute their logits without P_k.
 """
 
 from typing import ClassVar, Literal

@@ -31,6 +31,8 @@ Departures:
    means over clients, among the classes of the client's task only (`evaluation.label_mask: neg_inf`).
 6. In the code all clients take part in every round. Here a client outside the cohort keeps its network, and a class may
    keep the prototype of an earlier round.
+7. A client that never took part is evaluated with the initial classifier of its own network. HtFLlib evaluates all
+   clients by prototypes.
 """
 
 from dataclasses import replace

@@ -25,7 +25,9 @@ Departures:
 3. The code computes c_kj with the network from before the round's training (it is saved after them). Here, as FedProto
    does, with the trained one.
 4. If the round's clients have one class only, m is `margin`, as in the code.
-5. Those of `kept.py`.
+5. A client that never took part is evaluated with the initial classifier of its own network. HtFLlib evaluates all
+   clients by prototypes.
+6. Those of `kept.py`.
 """
 
 from typing import ClassVar, Literal

@@ -3,7 +3,7 @@
 Paper: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization Layers", 2019,
 https://arxiv.org/abs/1912.00818. Its text could not be read for this file: the algorithm is the one of its abstract, of
 the option `--alg fedper` of FedRep's code (lgcollins/FedRep, main_fedrep.py), of FedBABU's code (jhoon-oh/FedBABU,
-main_fed.py: update full, aggregate body), and of TsingZ0/PFLlib (clientper.py), which agree.
+main_fed.py: update full, aggregate body), and of TsingZ0/PFLlib (clientper.py), which agree but for the weights.
 
 Symbols: B the base layers, P_k client k's personalisation layers, n_k its number of samples.
 
@@ -19,7 +19,9 @@ Departures:
 3. The network of the server has the P that all clients start from, which is never trained.
 4. Running statistics of batch norms do not exist in training: they are collected before an evaluation
    (`evaluation.statistics`). FedRep's networks have no norms; FedBABU's code averages the statistics.
-5. `size: own` is ours: a personal head on a narrow network. B is a holder mean over submodels, and P_k has the inputs
+5. PFLlib weights clients by samples, as here. FedBABU's code does not, and FedRep's only for FEMNIST and Sent140; their
+   mean is `weight: uniform`.
+6. `size: own` is ours: a personal head on a narrow network. B is a holder mean over submodels, and P_k has the inputs
    of the client's network, so its capacity is fixed.
 """
 

@@ -21,12 +21,12 @@ Departures:
 1. The code composes the convolutions of ResNet18's blocks and of one CNN. Here all convolutions of a kernel above 1 and
    all linear layers are, if their inputs and outputs can be cut; a linear layer is a convolution of one pixel.
 2. If s does not divide the inputs of a width, the last group is padded with zeros; the code needs widths where it does.
-3. Each basis starts orthogonal; the code draws the two of a block together. At the start the code has another basis per
-   width, until the first mean.
+3. Each basis starts orthogonal; the code draws the two of a block together.
 4. In the code a client has another random width in every round (`clients.assignment: dynamic`), drawn again until every
    width occurs.
 5. Capacities count the uncomposed network: with `params` or `flops`, its widths.
 6. Norms are static: statistics are collected before an evaluation.
+7. `train_loss` is the cross-entropy, without the orthogonality term. The code prints both, and their sum.
 """
 
 import math

@@ -17,7 +17,8 @@ global parameters, z_p the logits of the subnetwork of width p, n_k a client's n
 A client receives, trains and sends the network of its width, as in HeteroFL; a step costs a pass per width.
 
 Departures:
-1. The code evaluates with batch statistics (`evaluation.statistics: batch`); here `evaluation` decides.
+1. With `--no_track_stat`, as in its README, the code evaluates with batch statistics (`evaluation.statistics: batch`),
+   otherwise with running statistics; here `evaluation` decides.
 2. The Scaler divides by client width / server width, which is p if the server has width 1, and its place is that of
    `scaler` in the other methods. The code divides the output of every layer but the classifier, before its norm too.
 3. The code masks absent classes only in its partition by classes, as `mask: zero`, but those absent from the batch

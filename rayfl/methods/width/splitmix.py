@@ -28,7 +28,8 @@ Departures:
 3. The Scaler has the place of `scaler` in the other methods. The code divides the output of every layer but the
    classifier, before its norm too. As in the code, initial weights and biases of layers with a cut input are smaller by
    sqrt(1 / K).
-4. The code evaluates with batch statistics (`evaluation.statistics: batch`); here `evaluation` decides. It masks absent
+4. With `--no_track_stat`, as in its README, the code evaluates with batch statistics (`evaluation.statistics: batch`),
+   otherwise with running statistics; here `evaluation` decides. It masks absent
    classes, as `mask: zero`, only in its partition by classes, and those absent from the batch.
 5. Base networks sorted by validation accuracy, adversarial training with two norms, and a temperature of the loss,
    all off by default in the code, are not supported.
