@@ -21,6 +21,11 @@ MOST_CHARACTERS = 200
 SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
 """Supported tags of a scalar: no dates, no objects."""
 
+MERGE = "<<"
+"""Key of YAML 1.1 whose sections are merged into its own."""
+ZEROS = re.compile(r"^[-+]?0[0-9_]+$")
+"""Whole numbers with leading zeros, which versions of YAML read differently."""
+
 
 def shown(value: Any) -> str:
     """Return a value as text for an error, truncated if it is long."""
@@ -51,8 +56,8 @@ def joined(path: list[Any]) -> str:
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Return the value of a YAML text. `1e-3` is a number, a date is text, keys are text and unique per section. A
-    ValueError gives the line and column, or the dotted path of the value."""
+    """Return the value of a YAML text. `1e-3` is a number, a date is text, keys are text and unique per section, and
+    `<<` merges sections. A ValueError gives the line and column, or the dotted path of the value."""
     if len(text) > LARGEST_TEXT:
         raise ValueError(f"the text has more than {LARGEST_TEXT} bytes. Allowed: at most {LARGEST_TEXT}")
     try:
@@ -109,6 +114,7 @@ def _value(loader: Any, node: yaml.Node, path: list[Any], count: Iterator[int]) 
 
 def _section(loader: Any, node: yaml.MappingNode, path: list[Any], count: Iterator[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line
@@ -120,11 +126,23 @@ def _section(loader: Any, node: yaml.MappingNode, path: list[Any], count: Iterat
                 f'{_place(path, line)}: the key {written} is not text. Allowed: text, e.g. "{written}" in quotes'
             )
         below = [*path, key.value]
-        if key.value in found:
+        if key.value in lines:
             raise ValueError(f"{_place(below, line)}: the key is already on line {lines[key.value] + 1}. Allowed: once")
         lines[key.value] = line
-        found[key.value] = _value(loader, value, below, count)
-    return found
+        # a quoted key is text
+        if key.value == MERGE and not key.style:
+            merged = _merged(_value(loader, value, below, count), below, line)
+        else:
+            found[key.value] = _value(loader, value, below, count)
+    return merged | found
+
+
+def _merged(given: Any, path: list[Any], line: int) -> dict[str, Any]:
+    """Return the keys of the merged sections; of equal keys, the first counts."""
+    sections = given if isinstance(given, list) else [given]
+    if not all(isinstance(one, dict) for one in sections):
+        raise ValueError(f"{_place(path, line)}: {shown(given)} is not valid. Allowed: a section or a list of sections")
+    return {key: value for one in reversed(sections) for key, value in one.items()}
 
 
 def _scalar(loader: Any, node: yaml.ScalarNode, path: list[Any]) -> Any:
@@ -133,6 +151,13 @@ def _scalar(loader: Any, node: yaml.ScalarNode, path: list[Any]) -> Any:
     except (ValueError, KeyError, IndexError):
         # more digits than Python reads, or text that is tagged as a number
         value = math.nan
+    if ZEROS.match(node.value) and isinstance(value, int | float):
+        # YAML 1.1 reads 010 as 8, YAML 1.2 as 10
+        digits = joined([node.value])
+        raise ValueError(
+            f"{_place(path, node.start_mark.line)}: {digits} is not valid. Allowed: whole numbers without leading "
+            f'zeros, or "{digits}" in quotes for text'
+        )
     if ":" in node.value and isinstance(value, int | float):
         # YAML 1.1 reads 1:30 as 90
         return node.value
@@ -168,3 +193,5 @@ for _either in (_Loader, _Dumper):
     _either.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789.")
     )
+    # YAML 1.1 reads 08 as text and 07 as a number
+    _either.add_implicit_resolver("tag:yaml.org,2002:int", ZEROS, list("-+0"))

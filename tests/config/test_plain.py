@@ -40,7 +40,7 @@ def test_single_values(text, value):
 
 
 @pytest.mark.parametrize(
-    "value", ["7011964022e3", "1e-3", "-.5e2", "2024-05-06", "yes", "null", "1:30", "", 1e-5, 0.1, 10**12, True, None]
+    "value", ["7011964022e3", "1e-3", "-.5e2", "2024-05-06", "yes", "null", "1:30", "", "010", "08", "<<", 1e-5, 0.1, 10**12, True, None]
 )
 def test_what_is_written_is_read_as_it_was(value):
     """A commit can look like a number."""
@@ -53,7 +53,33 @@ def test_sections_lists_and_aliases():
     assert read_yaml("a: &x {b: [1, {c: d}]}\ne: *x\n") == {"a": {"b": [1, {"c": "d"}]}, "e": {"b": [1, {"c": "d"}]}}
 
 
+def test_sections_are_merged():
+    """Keys of the section itself count, then those of the first section."""
+    text = "a: &a {lr: 1, clip: 2}\nb: &b {lr: 3, decay: 4}\n"
+    assert read_yaml(text + "c: {<<: *b, clip: 5}")["c"] == {"lr": 3, "decay": 4, "clip": 5}
+    assert read_yaml(text + "c: {clip: 5, <<: [*a, *b]}")["c"] == {"lr": 1, "clip": 5, "decay": 4}
+    assert read_yaml(text + "c: {'<<': *b}")["c"] == {"<<": {"lr": 3, "decay": 4}}
+
+
+@pytest.mark.parametrize("text", ["010", "0012", "-07", "08", "0_1"])
+def test_leading_zeros_are_refused(text):
+    """YAML 1.1 reads 010 as 8, YAML 1.2 as 10."""
+    assert message(f"rounds: {text}") == (
+        f"rounds (line 1): {text} is not valid. Allowed: whole numbers without leading zeros, or \"{text}\" in quotes "
+        "for text"
+    )
+    assert read_yaml(f"a: '{text}'\nb: [0, 0.5, 0x1F, 1_000, 10:05]") == {"a": text, "b": [0, 0.5, 31, 1000, "10:05"]}
+
+
 MISTAKES = {
+    "no section to merge": (
+        "training:\n  <<: [{lr: 1}, 5]\n",
+        "training.<< (line 2): [{'lr': 1}, 5] is not valid. Allowed: a section or a list of sections",
+    ),
+    "sections merged twice": (
+        "a: {<<: {b: 1}, <<: {c: 1}}",
+        "a.<< (line 1): the key is already on line 1. Allowed: once",
+    ),
     "a key twice": (
         "model: a\ntraining:\n  lr: 1\n  lr: 2\n",
         "training.lr (line 4): the key is already on line 3. Allowed: once",
