@@ -40,7 +40,25 @@ def test_single_values(text, value):
 
 
 @pytest.mark.parametrize(
-    "value", ["7011964022e3", "1e-3", "-.5e2", "2024-05-06", "yes", "null", "1:30", "", "010", "08", "<<", 1e-5, 0.1, 10**12, True, None]
+    "value",
+    [
+        "7011964022e3",
+        "1e-3",
+        "-.5e2",
+        "2024-05-06",
+        "yes",
+        "null",
+        "1:30",
+        "",
+        "010",
+        "08",
+        "<<",
+        1e-5,
+        0.1,
+        10**12,
+        True,
+        None,
+    ],
 )
 def test_what_is_written_is_read_as_it_was(value):
     """A commit can look like a number."""
@@ -65,7 +83,7 @@ def test_sections_are_merged():
 def test_leading_zeros_are_refused(text):
     """YAML 1.1 reads 010 as 8, YAML 1.2 as 10."""
     assert message(f"rounds: {text}") == (
-        f"rounds (line 1): {text} is not valid. Allowed: whole numbers without leading zeros, or \"{text}\" in quotes "
+        f'rounds (line 1): {text} is not valid. Allowed: whole numbers without leading zeros, or "{text}" in quotes '
         "for text"
     )
     assert read_yaml(f"a: '{text}'\nb: [0, 0.5, 0x1F, 1_000, 10:05]") == {"a": text, "b": [0, 0.5, 31, 1000, "10:05"]}
