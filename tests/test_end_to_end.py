@@ -78,7 +78,10 @@ def working(pids):
 
 
 def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
-    config, output, folder = tmp_path / "tiny.yaml", tmp_path / "runs", tmp_path / "runs" / "tiny"
+    # Ray's tags and sockets are ASCII
+    config, output, folder = tmp_path / "größe.yaml", tmp_path / "läufe", tmp_path / "läufe" / "größe"
+    (tmp_path / "größe").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "größe"))
     # long enough to be stopped in: some seconds are left when it is
     training = {"batch_size": 5, "steps": 20}
     config.write_text(yaml.safe_dump(EXPERIMENT | {"method": "fedrolex", "training": training}))

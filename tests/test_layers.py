@@ -132,6 +132,24 @@ def test_imports_run_one_way():
     assert list(offences(MODULES)) == []
 
 
+def texts_without_encoding(modules: dict[str, str]) -> Iterator[str]:
+    """Every text file that is read or written in the encoding of the machine's language."""
+    for module, source in modules.items():
+        for call in ast.walk(ast.parse(source)):
+            if not isinstance(call, ast.Call) or any(keyword.arg == "encoding" for keyword in call.keywords):
+                continue
+            verb = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            is_text = verb == "write_text" or verb == "read_text" and not call.args
+            # text is opened with newline=, everything else as bytes
+            if is_text or verb == "open" and any(keyword.arg == "newline" for keyword in call.keywords):
+                yield f"rayfl.{module}: {ast.unparse(call)}"
+
+
+def test_text_files_have_an_encoding():
+    assert list(texts_without_encoding(MODULES)) == []
+    assert len(list(texts_without_encoding({"x": 'p.write_text("a"); p.read_text(); p.open(newline="")'}))) == 3
+
+
 def test_no_imports_in_a_circle():
     graph = {}
     for module, source in MODULES.items():

@@ -5,6 +5,7 @@ Commands import torch and Ray inside their functions, so that `--help` and error
 """
 
 import importlib.metadata
+import io
 import os
 import re
 import signal
@@ -66,7 +67,11 @@ def rayfl(
 
 
 def main() -> None:
-    """Run the command line. Packages in the working folder can be imported."""
+    """Run the command line. Packages in the working folder can be imported. Characters that the terminal's encoding
+    lacks are printed as "?"."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.path.append(os.getcwd())
     signal.signal(signal.SIGTERM, leave)
     try:

@@ -59,7 +59,7 @@ def init(
     if not sweep:
         # one row's settings make the experiment of a single run
         given = given["experiment"] | list(given["rows"].values())[1]
-    file.write_text(template.of_sweep(given) if sweep else template.of_run(given))
+    file.write_text(template.of_sweep(given) if sweep else template.of_run(given), encoding="utf-8")
     word = shlex.quote(str(file))
     notify(f"wrote {file}. Next: edit it, `rayfl check {word}`, `rayfl {'sweep' if sweep else 'run'} {word}`")
 
@@ -209,7 +209,11 @@ def list_(
 def _files() -> Iterator[tuple[str, str, str]]:
     """Yield each shipped file: name, first sentence of its first comment, rows."""
     for name, file in shipped().items():
-        words = [line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")]
+        words = [
+            line.removeprefix("#").strip()
+            for line in file.read_text(encoding="utf-8").splitlines()
+            if line.startswith("#")
+        ]
         rows = load_yaml(file).get("rows") or {}
         yield name, " ".join(words).partition(". ")[0].rstrip("."), ", ".join(rows)
 

@@ -211,7 +211,7 @@ def _roles(config: dict[str, Any]) -> tuple[Role, Role]:
 
 def _policy(provider: dict[str, Any], key: str, known: dict[str, str]) -> str:
     try:
-        text = Template(Path(provider[key]).read_text()).substitute(known)
+        text = Template(Path(provider[key]).read_text(encoding="utf-8")).substitute(known)
         return json.dumps(json.loads(text))
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError(

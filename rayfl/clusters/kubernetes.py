@@ -16,7 +16,7 @@ WORLD = ("LoadBalancer", "NodePort")
 
 def problems(documents: list[dict[str, Any]]) -> Iterator[str]:
     """Yield one sentence per problem."""
-    kinds = json.loads((importlib.resources.files("rayfl.clusters") / "kuberay.json").read_text())
+    kinds = json.loads((importlib.resources.files("rayfl.clusters") / "kuberay.json").read_text(encoding="utf-8"))
     wrong = False
     for given in documents:
         kind, title = given.get("kind"), _title(given)

@@ -34,7 +34,7 @@ def problems(given: Mapping[str, Any]) -> Iterator[str]:
     """Yield one sentence per problem."""
     from ray import autoscaler
 
-    schema = json.loads((importlib.resources.files(autoscaler) / "ray-schema.json").read_text())
+    schema = json.loads((importlib.resources.files(autoscaler) / "ray-schema.json").read_text(encoding="utf-8"))
     wrong = [*by_schema(schema, given), *_node_types(given), *_mounts(given)]
     yield from wrong
     yield from _hidden(given)
@@ -140,7 +140,7 @@ def _commands_of(given: Mapping[str, Any], whole: Mapping[str, Any], kind: str) 
         for target, source in given.get("file_mounts", {}).items():
             if Path(word).is_relative_to(target):
                 script = Path(source).expanduser() / Path(word).relative_to(target)
-                found |= {str(script): script.read_text()} if script.is_file() else {}
+                found |= {str(script): script.read_text(encoding="utf-8")} if script.is_file() else {}
     for place, text in found.items():
         yield place, re.sub(r"^\s*#.*\n?", "", text, flags=re.MULTILINE)
 

@@ -98,7 +98,7 @@ def write(
             "sha256": checksums,
             "begun": partial_round or {},
         } | ({"schedule": schedule} if schedule else {})
-        (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
+        (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1), encoding="utf-8")
         sync(partial / MANIFEST)
         sync(partial)
     sync(folder)
@@ -250,7 +250,7 @@ def require_whole_best(folder: Path) -> None:
     best = folder / BEST
     if best.is_dir():
         try:
-            round = json.loads((best / VALUE).read_text())["round"]
+            round = json.loads((best / VALUE).read_text(encoding="utf-8"))["round"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedCheckpoint(f"{best / VALUE}: the file is absent or damaged: {error}") from None
         read(best / _name(round))
@@ -269,7 +269,7 @@ class Best:
     def value(self) -> float:
         """Metric of the best round, of those before if it is not known; NaN if there is none."""
         try:
-            return float(json.loads((self.folder / VALUE).read_text())["value"])
+            return float(json.loads((self.folder / VALUE).read_text(encoding="utf-8"))["value"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return self.before
 
@@ -299,7 +299,7 @@ class Best:
                 for file in files_of(folder / STORE, np.load(newest / KEPT)).values():
                     link(file, partial / STORE / file.name)
             value = {"round": line["round"], "metric": self.metric, "value": line[self.metric]}
-            (partial / VALUE).write_text(json.dumps(value, indent=1))
+            (partial / VALUE).write_text(json.dumps(value, indent=1), encoding="utf-8")
             sync(partial / VALUE)
             sync(partial)
         sync(folder)

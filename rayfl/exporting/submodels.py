@@ -79,7 +79,7 @@ def export_submodel(
         "parameters": deployed.net.parameters,
         **of_mask,
     }
-    (to / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (to / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     given.net.model.write(given.net, given.params, given.answer, files, to)
     return module
 

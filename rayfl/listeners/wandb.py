@@ -58,4 +58,4 @@ class WeightsAndBiases(Listener):
 
 def _id_of(folder: Path | None) -> str | None:
     """Return the id of the run in a folder, because folder names are not unique."""
-    return None if folder is None else json.loads((folder / "run.json").read_text())["id"]
+    return None if folder is None else json.loads((folder / "run.json").read_text(encoding="utf-8"))["id"]

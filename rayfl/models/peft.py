@@ -36,7 +36,7 @@ def write(folder: Path, params: Params, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     save_file(written(params), folder / WEIGHTS)
     as_new(folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def config_of(
@@ -82,7 +82,7 @@ def scales(folder: str, paths: Iterable[str]) -> dict[str, float]:
     read."""
     file = Path(folder).expanduser() / CONFIG
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
         if (start := config.get("init_lora_weights", True)) not in (True, False, "gaussian"):
             raise ConfigError(
                 f"model.adapter: {folder!r} has init_lora_weights: {start!r}, which changes the base's weights too. "

@@ -135,5 +135,5 @@ def write_equal_cost(folder: Path, records: Sequence[Record]) -> None:
     """Write equal_traffic, equal_flops and equal_time as .md and .csv if rows differ in this cost."""
     for name, cost in COSTS.items():
         if len({record["label"] for record in records}) > 1 and (table := equal_cost(records, cost)) is not None:
-            (folder / f"equal_{name}.md").write_text(table.markdown())
-            (folder / f"equal_{name}.csv").write_text(as_csv(table.header, table.rows))
+            (folder / f"equal_{name}.md").write_text(table.markdown(), encoding="utf-8")
+            (folder / f"equal_{name}.csv").write_text(as_csv(table.header, table.rows), encoding="utf-8")

@@ -66,7 +66,7 @@ class Plot:
             for ending in formats:
                 self.figure.savefig(path.with_name(f"{path.name}.{ending}"), metadata=FORMATS[ending])
         if self.header:
-            path.with_name(f"{path.name}.csv").write_text(as_csv(self.header, self.rows))
+            path.with_name(f"{path.name}.csv").write_text(as_csv(self.header, self.rows), encoding="utf-8")
 
     def _repr_png_(self) -> bytes:
         """For notebooks."""

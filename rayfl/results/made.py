@@ -78,7 +78,8 @@ def _commit_of_package() -> str:
 def _output(*command: str) -> str:
     """Return what a program prints; "" if it is missing or fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout.strip()
+        found = subprocess.run(command, capture_output=True, timeout=SECONDS, check=True)
+        return found.stdout.decode("utf-8", "replace").strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -93,7 +94,7 @@ def _version(package: str) -> str:
 def _cpu() -> str:
     # platform.processor() is not useful on Linux
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 

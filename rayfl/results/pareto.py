@@ -109,14 +109,16 @@ def write_pareto(
     ranked = sorted(found, key=lambda offer: (offer.macs, offer.value if better == "min" else -offer.value))
     ahead, titles = front(found, better), titles_of(rows)
     header = ["method", "point", "capacity", "parameters", "macs", kind, "front"]
-    (folder / "pareto.csv").write_text(as_csv(header, [[*astuple(o), int(o in ahead)] for o in ranked]))
+    (folder / "pareto.csv").write_text(
+        as_csv(header, [[*astuple(o), int(o in ahead)] for o in ranked]), encoding="utf-8"
+    )
     cells = [
         [titles[o.label], o.point or "–", label(o.capacity), f"{o.parameters:,}", f"{o.macs:,}", cell([o.value])]
         for o in ahead
     ]
     title = with_unit(kind.replace("_", " "), facts, facts.score)
     table = Table(["method", "point", "capacity", "parameters", "MACs", title], cells)
-    (folder / "pareto.md").write_text(table.markdown())
+    (folder / "pareto.md").write_text(table.markdown(), encoding="utf-8")
     axis = with_unit(axis_name(facts.score, split), facts, facts.score)
     pareto_front(found, ahead, axis, titles, named_styles(rows)).write(folder / "plots" / "pareto", formats)
 

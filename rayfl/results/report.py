@@ -41,7 +41,7 @@ def write_report(found: Findings, notify: Notify, formats: Sequence[str] = ()) -
         label_distribution(counts).write(folder / "plots" / name, formats)
     section, changed = published.from_config(found.config)
     if section:
-        (folder / "published.md").write_text(published.markdown(section, changed, best))
+        (folder / "published.md").write_text(published.markdown(section, changed, best), encoding="utf-8")
 
 
 def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:

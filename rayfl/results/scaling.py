@@ -144,9 +144,11 @@ def write_scaling(folder: Path, found: Mapping[str, Sequence[Row]]) -> None:
     rows = {json.dumps(row): row for some in found.values() for row in some}
     write_json(folder / "scale.json", {"axes": found, "findings": findings(found)})
     names = list(next(iter(rows.values()), {}))
-    (folder / "scale.csv").write_text(as_csv(names, [[row[name] for name in names] for row in rows.values()]))
+    (folder / "scale.csv").write_text(
+        as_csv(names, [[row[name] for name in names] for row in rows.values()]), encoding="utf-8"
+    )
     tables = [table(axis, some).markdown() for axis, some in found.items() if some]
-    (folder / "scale.md").write_text("\n".join([*tables, *(f"{text}\n" for text in findings(found))]))
+    (folder / "scale.md").write_text("\n".join([*tables, *(f"{text}\n" for text in findings(found))]), encoding="utf-8")
     for axis, some in found.items():
         for name, plot in plots(axis, some).items():
             plot.write(folder / "plots" / name)

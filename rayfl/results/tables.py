@@ -364,6 +364,6 @@ def write_tables(
         ("results", results_csv(records, metric, tuned), table(records, metric, tuned)),
         ("best", best_csv(records, metric), best_table(records, metric)),
     ):
-        (folder / f"{name}.csv").write_text(text)
-        (folder / f"{name}.md").write_text(cells.markdown())
-        (folder / f"{name}.tex").write_text(cells.latex())
+        (folder / f"{name}.csv").write_text(text, encoding="utf-8")
+        (folder / f"{name}.md").write_text(cells.markdown(), encoding="utf-8")
+        (folder / f"{name}.tex").write_text(cells.latex(), encoding="utf-8")

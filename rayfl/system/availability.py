@@ -155,7 +155,7 @@ def _trace(path: str, period: float, changed: int) -> tuple[np.ndarray, np.ndarr
 def numbers_of(path: str, columns: Sequence[str]) -> np.ndarray:
     """Return the columns [n, lines] float64 of a CSV file of numbers with a header."""
     try:
-        with Path(path).open(newline="") as file, warnings.catch_warnings(action="ignore"):
+        with Path(path).open(newline="", encoding="utf-8-sig") as file, warnings.catch_warnings(action="ignore"):
             header = file.readline().strip().split(",")
             places = [header.index(name) for name in columns]
             if len(header) == len(columns):

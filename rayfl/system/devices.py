@@ -275,7 +275,7 @@ def changed(path: str) -> int:
 def rows_of(path: str, needed: Sequence[str], known: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows of a CSV file with a header. Raise ConfigError if it or its columns are wrong."""
     try:
-        with Path(path).open(newline="") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey="")
             columns = reader.fieldnames or []
             if not set(needed) <= set(columns) <= set(known):

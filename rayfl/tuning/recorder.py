@@ -232,7 +232,7 @@ def _cause(trial) -> BaseException | None:
 def _text(trial) -> str:
     """Return Ray's tracebacks of all failures of a trial."""
     # Trial.get_error reads a copy that Tune makes later
-    return ANSI.sub("", Path(trial.error_file).read_text()).strip()
+    return ANSI.sub("", Path(trial.error_file).read_text("utf-8", "replace")).strip()
 
 
 def _reason(trial) -> str:

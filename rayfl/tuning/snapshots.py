@@ -27,13 +27,13 @@ def exist(place: str) -> bool:
 
 def note_place(stage: Path, place: str) -> None:
     if place != str(stage):
-        (stage / PLACE).write_text(place)
+        (stage / PLACE).write_text(place, encoding="utf-8")
 
 
 def require_place(stage: Path, place: str) -> None:
     """Raise ConfigError for a stage that was started with its snapshots in another place."""
     noted = stage / PLACE
-    before = noted.read_text() if noted.exists() else str(stage)
+    before = noted.read_text(encoding="utf-8") if noted.exists() else str(stage)
     if place != before and (noted.exists() or exist(before)):
         raise ConfigError(
             f"--storage: the trials' checkpoints are in {before}, and this command looks for them in {place}. Allowed: "

@@ -1,5 +1,6 @@
 """Output of run and sweep: for people, only the result (--quiet), or events for machines (--json)."""
 
+import io
 import json
 import subprocess
 import sys
@@ -120,3 +121,17 @@ def test_json_of_a_sweep(tmp_path):
         assert RunFolder.open(path).result.items() - {("method", "a")} <= event.items()
     assert [e["status"] for e in of["ended"]] == ["finished"]
     assert events.index(of["result"][0]) > events.index(of["ended"][0])
+
+
+def test_a_terminal_without_a_character_gets_another(monkeypatch, tmp_path):
+    """Or the table of a run that took a day would not be printed."""
+    monkeypatch.chdir(tmp_path)
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding="ascii") for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    for words, name, said in ((["check", "größe.yaml"], "stderr", b"gr??e.yaml"), (["list"], "stdout", b"fedavg")):
+        monkeypatch.setattr(sys, "argv", ["rayfl", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        streams[name].flush()
+        assert ended.value.code in (None, 0, 2) and said in streams[name].buffer.getvalue()  # pyright: ignore

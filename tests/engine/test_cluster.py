@@ -12,6 +12,7 @@ import ray
 import yaml
 from helpers import TINY, run, simulate, tiny
 from processes import PATIENCE, alive, descendants, named, until
+from ray._private.utils import validate_socket_filepath
 
 from rayfl.config import ConfigError
 from rayfl.engine.locks import TEMPORARY
@@ -183,6 +184,15 @@ def test_a_ray_that_never_starts_in_time_says_what_to_do(monkeypatch):
     said = "in 3 attempts (The current node timed out during startup): the machine is too busy. Hint: try again later;"
     assert said in str(error.value) and "--set run.executor=serial" in str(error.value)
     assert calls == ["started", "killed"] * 3
+
+
+def test_sockets_of_ray_lie_where_it_accepts_their_paths(monkeypatch):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    for given, folder in {"/scratch": "/scratch/ray", "/größe": "/tmp/ray", "/scratch/" + "x" * 40: "/tmp/ray"}.items():
+        monkeypatch.setenv("TMPDIR", given)
+        assert module._sessions() == folder
+        session = f"{folder}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+        assert validate_socket_filepath(session) is None and session.isascii()
 
 
 def test_what_ray_says_of_a_dead_node_is_a_line_beside_the_results(capsys):

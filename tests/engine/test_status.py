@@ -14,6 +14,7 @@ import ray
 import yaml
 from helpers import TINY, simulate, tiny
 from processes import PATIENCE, until
+from ray.util.metrics import Metric
 
 from rayfl.config import ConfigError
 from rayfl.engine.locks import locked
@@ -36,6 +37,21 @@ def shown(table) -> list[list[str]]:
 
 def test_the_time_that_is_left_is_that_of_the_last_rounds():
     assert RUN.left == 15.0
+
+
+def test_no_gauge_ends_a_run(monkeypatch):
+    shown = {}
+    monkeypatch.setattr(Metric, "_record", lambda gauge, value, tags: shown.update({gauge.info["name"]: (value, tags)}))
+    gauges, run = status.Gauges(), replace(RUN, about=About("größe", "/läufe"))
+    gauges.show(run)
+    # Ray's tags are ASCII
+    assert shown["rayfl_round"] == (4, {"study": r"/l\xe4ufe", "run": r"gr\xf6\xdfe"})
+    monkeypatch.undo()
+    gauges.show(run)
+    gauges.show(replace(run, about=About("\0", "")))
+    gauges.gauges["round"]._metric.record(1.0, tags=shown["rayfl_round"][1])
+    monkeypatch.setattr(Metric, "_record", lambda *_: 1 / 0)
+    gauges.show(run)
 
 
 def test_tables_of_a_cluster():

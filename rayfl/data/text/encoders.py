@@ -229,7 +229,11 @@ def _tokenizer(files: Sequence[Path]) -> "Tokenizer":
     if "tokenizer.json" in found:
         return Tokenizer.from_file(str(found["tokenizer.json"]))
     if "vocab.txt" in found:
-        config = json.loads(found["tokenizer_config.json"].read_text()) if "tokenizer_config.json" in found else {}
+        config = (
+            json.loads(found["tokenizer_config.json"].read_text(encoding="utf-8"))
+            if "tokenizer_config.json" in found
+            else {}
+        )
         return BertWordPieceTokenizer(str(found["vocab.txt"]), lowercase=config.get("do_lower_case", True))._tokenizer
     made = ByteLevelBPETokenizer(str(found["vocab.json"]), str(found["merges.txt"]))._tokenizer
     begin, end = made.token_to_id("<s>"), made.token_to_id("</s>")

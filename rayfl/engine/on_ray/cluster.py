@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private.node import Node
 from ray.exceptions import AuthenticationError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -48,6 +49,9 @@ NODE_LABEL = "ray.io/node-id"
 """Label of every node in Ray: its id."""
 PORT_SECONDS = "120"
 """Seconds that Ray waits for the port of its GCS. Ray's default: 30."""
+SESSIONS = "/tmp/ray"
+LONGEST_SESSIONS = 107 - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+"""Maximum length of the folder of Ray's sessions: paths of sockets have at most 107 bytes."""
 _print_of_ray = ray._private.worker.print_to_stdstream  # pyright: ignore
 
 
@@ -115,7 +119,7 @@ def _started() -> Any:
     for _ in range(STARTS):
         try:
             with blocked():
-                return _init(address="local", include_dashboard=False)
+                return _init(address="local", include_dashboard=False, _temp_dir=_sessions())
         except Exception as error:
             if "timed out" not in str(error).lower():
                 raise
@@ -126,6 +130,14 @@ def _started() -> Any:
         "Ray once, with `ray start --head`, and give --address auto; a single run needs no Ray with --set "
         "run.executor=serial"
     )
+
+
+def _sessions() -> str:
+    """Return the folder of Ray's sessions: Ray's default below RAY_TMPDIR or TMPDIR, or below /tmp if a socket in it
+    would have a path that Ray does not accept."""
+    default = get_default_ray_temp_dir()
+    is_valid = default.isascii() and len(default) <= LONGEST_SESSIONS
+    return default if is_valid else SESSIONS
 
 
 def _end_half_started(error: Exception) -> None:

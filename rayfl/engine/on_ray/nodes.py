@@ -65,7 +65,7 @@ class Usage:
 
 def usage() -> Usage:
     """Return the usage of this process."""
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    lines = (line.split() for line in Path("/proc/self/status").read_text("utf-8", "replace").splitlines())
     held = {words[0]: int(words[1]) * KILOBYTE for words in lines if words[0] in ("RssAnon:", "VmHWM:")}
     return Usage(held["RssAnon:"], held["VmHWM:"], time.process_time())
 
@@ -73,7 +73,7 @@ def usage() -> Usage:
 def forget_peak() -> None:
     """Reset the peak of this process."""
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def starting(run: Remote) -> int:
@@ -105,6 +105,6 @@ def store_bytes() -> int:
 
 def memory() -> tuple[int, int]:
     """Return the bytes of memory of this machine: total, and available."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
     found = {words[0]: int(words[1]) * KILOBYTE for words in lines}
     return found["MemTotal:"], found["MemAvailable:"]

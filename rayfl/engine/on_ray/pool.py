@@ -386,7 +386,7 @@ def _death(place: Place, error: Exception) -> str:
         f"a client actor died; its log is {place.log} on node {place.node[:8]}" if place.log else "a client actor died"
     ]
     with suppress(OSError):
-        end = Path(place.log).read_text(errors="replace").splitlines()[-LOG_LINES:]
+        end = Path(place.log).read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
         lines += ["The log ends with:", *(f"  {line}" for line in end)] if end else []
     return "\n".join([*lines, f"Ray reports: {_message(error)}"])
 

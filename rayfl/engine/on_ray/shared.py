@@ -14,7 +14,7 @@ from rayfl.engine.locks import LOCK
 @ray.remote(num_cpus=0, max_retries=0)
 def _read(file: str) -> str | None:
     try:
-        return Path(file).read_text()
+        return Path(file).read_text(encoding="utf-8")
     except OSError:
         return None
 
@@ -22,7 +22,7 @@ def _read(file: str) -> str | None:
 def require_shared(folder: Path) -> None:
     """Raise ConfigError with the nodes that do not see a folder locked by this process (`locks.locked`)."""
     file = folder / LOCK
-    here, held = ray.get_runtime_context().get_node_id(), file.read_text()
+    here, held = ray.get_runtime_context().get_node_id(), file.read_text(encoding="utf-8")
     others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]
     asked = [_read.options(scheduling_strategy=place).remote(str(file)) for place in places]

@@ -125,7 +125,14 @@ class Gauges:
         }
 
     def show(self, run: RunStatus) -> None:
-        tags = {"study": run.about.study, "run": run.about.label}
+        """Set all gauges. Their errors are ignored: no gauge ends a run."""
+        tags = {"study": as_ascii(run.about.study), "run": as_ascii(run.about.label)}
         shown = (run.round, run.rounds, run.pace, run.left, len(run.places), run.deaths)
         for gauge, value in zip(self.gauges.values(), shown, strict=True):
-            gauge.set(value, tags)
+            with suppress(Exception):
+                gauge.set(value, tags)
+
+
+def as_ascii(text: str) -> str:
+    r"""Return text as a tag of Ray's metrics, which are ASCII: "größe" becomes "gr\xf6\xdfe"."""
+    return text.encode("ascii", "backslashreplace").decode()

@@ -31,7 +31,7 @@ def filled(
     from transformers import CONFIG_MAPPING
 
     try:
-        said = json.loads(file.read_text())
+        said = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(
             f"weights: config.json in {given['weights']!r} cannot be read ({error}). Allowed: a folder saved by "
