@@ -82,7 +82,7 @@ class Update:
     `weight`, less the received tensor of the same name."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics by the names of `rayfl.metrics`; others are summed over clients. bytes_down, bytes_up and train_flops of
-    a method replace the values that the worker counts."""
+    a method replace the values that the worker counts (`training.passes`)."""
     client_states: dict[int, ClientState] = field(default_factory=dict)
     """Client -> its state for its next round. The group "own" is part of the client's personal network."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -230,7 +231,16 @@ def cached_module(net: Net, device: torch.device) -> nn.Module:
     with torch_scope(0):
         module = net.build().to(device)
     as_vector(list(module.parameters()))
+    _nets[module] = net
     return module
+
+
+_nets: WeakKeyDictionary[nn.Module, Net] = WeakKeyDictionary()
+
+
+def net_of(module: nn.Module) -> Net | None:
+    """Return the network of a `cached_module`; None for other modules."""
+    return _nets.get(module)
 
 
 @torch.no_grad()

@@ -40,6 +40,11 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
 
 
+def is_counted(module: nn.Module) -> bool:
+    """Return whether a module has multiply-adds."""
+    return is_layer(module) or hasattr(module, "multiply_adds")
+
+
 def uncounted(network: nn.Module) -> list[str]:
     """Return the paths of modules whose operations are not counted, and whose weights are in no layer."""
     return [
@@ -70,8 +75,8 @@ def count(module: nn.Module, x: torch.Tensor) -> Counts:
             for convention, operations in _COUNT.items():
                 totals[convention] += operations(module, inputs[0], output)
             outputs.append(output.numel() if isinstance(output, torch.Tensor) else 0)
-            if is_layer(module) or hasattr(module, "multiply_adds"):
-                layers[path] = layers.get(path, 0) + _macs(module, inputs[0], output)
+            if is_counted(module):
+                layers[path] = layers.get(path, 0) + multiply_adds(module, inputs[0], output)
 
         return add
 
@@ -87,11 +92,12 @@ def count(module: nn.Module, x: torch.Tensor) -> Counts:
     return Counts(totals, layers, sum(outputs), answer)
 
 
-def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+def multiply_adds(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    """Return the multiply-adds of a module's call with input x [B, ...] and output y [B, ...]."""
     if isinstance(module, CONVOLUTIONS):
-        return module.weight.numel() * y[0, 0].numel()
+        return module.weight.numel() * y[:, 0].numel()
     if isinstance(module, TRANSPOSED):
-        return module.weight.numel() * x[0, 0].numel()
+        return module.weight.numel() * x[:, 0].numel()
     if is_layer(module):
         return cast(torch.Tensor, module.weight).numel() * (y.numel() // y.shape[-1])
     # layers of other libraries define their own count
@@ -100,7 +106,7 @@ def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
 
 
 def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
-    once = _macs(module, x, y)
+    once = multiply_adds(module, x, y)
     if isinstance(module, CONVOLUTIONS + TRANSPOSED) and module.bias is not None:
         once += y.numel()
     if isinstance(module, NORMS) or _is_rms_norm(module):
@@ -109,7 +115,7 @@ def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> i
 
 
 def _flops2(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
-    if macs := _macs(module, x, y):
+    if macs := multiply_adds(module, x, y):
         return 2 * macs + (y.numel() if getattr(module, "bias", None) is not None else 0)
     if isinstance(module, NORMS):
         return 4 * x.numel()
@@ -130,7 +136,7 @@ def _is_of_transformers(module: nn.Module) -> bool:
 
 _COUNT: dict[str, Callable[[nn.Module, torch.Tensor, torch.Tensor], int]] = {
     "heterofl_official": _heterofl_official,
-    "macs": _macs,
+    "macs": multiply_adds,
     "flops2": _flops2,
 }
 CONVENTIONS = tuple(_COUNT)

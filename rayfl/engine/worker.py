@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from rayfl import costs
 from rayfl.core import norms
 from rayfl.core.fold import ClientState, PairwiseSum, Update, sum_of_updates
 from rayfl.core.net import cached_module, load
@@ -26,6 +25,7 @@ from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, T
 from rayfl.evaluation import judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.metrics import plus
+from rayfl.training.passes import Passes
 from rayfl.training.sending import RESIDUAL, transformed
 from rayfl.training.settings import precise
 from rayfl.training.updates import Updates
@@ -87,9 +87,9 @@ class Worker:
         data = self._rows("train", self.federation.train[client.id])
         seed = stream(self.recipe.seed, "local", client.round, client.id)
         visit = Visit(client, broadcast.selection, data, own, seed, self.public)
-        with precise(self.method.task.training, self.device):
+        with precise(self.method.task.training, self.device), Passes() as passes:
             update = self.verbs.local_update(broadcast.payload, visit)
-        spent, updates = _cost(broadcast, update), self.recipe.updates
+        spent, updates = _cost(broadcast, update, passes.flops), self.recipe.updates
         if (reason := updates.unfit(update, before)) is not None:
             return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
         protection = broadcast.protection
@@ -119,8 +119,11 @@ class Worker:
         seed = stream(self.recipe.seed, "refine", job.round)
         data = {id: self._rows("train", self.federation.train[id]) for id in server_task.clients}
         context = ServerTaskContext(job.round, seed, self.public, self.validation, data, job.client_states)
-        with precise(self.method.task.training, self.device):
-            return self.verbs.refine(server_task, context)
+        with precise(self.method.task.training, self.device), Passes() as passes:
+            result = self.verbs.refine(server_task, context)
+        if passes.flops:
+            result.metrics.setdefault("server_flops", passes.flops)
+        return result
 
     # evaluation
 
@@ -190,11 +193,11 @@ class Worker:
         return ClientData(samples, self.federation.prepare, self.federation.goal)
 
 
-def _cost(broadcast: Broadcast, update: Update) -> dict[str, float]:
-    """Return a client's traffic and training FLOPs, from tensor sizes and the network's multiply-adds."""
-    samples = int(update.metrics["train_samples"])
+def _cost(broadcast: Broadcast, update: Update, flops: float) -> dict[str, float]:
+    """Return a client's traffic, from tensor sizes, and its FLOPs: those of its passes through networks, but for those
+    that the update states as the server's."""
     return {
         "bytes_down": nbytes(broadcast.payload) + broadcast.selection.nbytes,
         "bytes_up": nbytes(update.sums) + nbytes(update.whole) + sum(f.nbytes for f in update.products.values()),
-        "train_flops": costs.training_flops(broadcast.selection.net, samples),
+        "train_flops": flops - update.metrics.get("server_flops", 0.0),
     }

@@ -16,10 +16,12 @@ from torch import nn
 from rayfl.core import norms
 from rayfl.core.compiler import without_compiler
 from rayfl.core.joined import Joined, descend, joined, parameters_of
+from rayfl.core.net import net_of
 from rayfl.core.tensors import Params
 from rayfl.data.goal import Goal
 from rayfl.data.samples import Batch
 from rayfl.training.graphs import Recorded
+from rayfl.training.passes import current
 from rayfl.training.settings import Fill, Loss, Rate, Training, mask_logits
 
 KEPT = 16
@@ -73,6 +75,27 @@ def fit(
     by the final one; default 0. `static`: use `StaticSteps`, if clients of the module differ only in parameters,
     samples and `Objective`.
     """
+    passes, net = current(), net_of(module)
+    if passes is None or net is None:
+        return _fit(module, batches, loss, training, lr, adjust, project, momentum, static)
+    with passes.known(net) as metrics:
+        loss = loss if type(loss) is Objective else passes.around(loss)
+        adjust, project = (hook and passes.around(hook) for hook in (adjust, project))
+        metrics |= _fit(module, batches, loss, training, lr, adjust, project, momentum, static)
+    return metrics
+
+
+def _fit(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    loss: Loss,
+    training: Training,
+    lr: Rate,
+    adjust: Hook | None,
+    project: Hook | None,
+    momentum: Params | None,
+    static: bool,
+) -> dict[str, float]:
     # module.train() is slow
     if not all(m.training for m in module.modules()):
         module.train()
