@@ -14,7 +14,16 @@ from pydantic import PrivateAttr
 from rayfl.config import ConfigError, shown
 from rayfl.data.base import Arrays
 from rayfl.engine.checked import Diverged
-from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_after, round_of, same_config
+from rayfl.engine.checkpoints import (
+    BEST,
+    CHECKPOINTS,
+    Best,
+    complete,
+    forget_after,
+    remove_damaged_best,
+    round_of,
+    same_config,
+)
 from rayfl.engine.files import absolute, check_place, remove
 from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation, check_with, load_data
@@ -167,6 +176,7 @@ def _loop(
     folder, past = record.path / CHECKPOINTS, record.rounds()
     best = None
     if experiment.run.checkpoint == BEST:
+        note(listeners, *remove_damaged_best(folder, past))
         best = Best(folder, experiment.chosen_by, experiment.scores[0].better, past)
         if past and EVALUATED in past[-1]:
             best.resume(past[-1])

@@ -83,7 +83,7 @@ def result_of(experiment: dict[str, Any]) -> tuple[Lines, Tensors]:
         found: Tensors = {}
         for owner, file in _saved(newest):
             found |= {f"{owner}/{name}": t for name, t in load_file(file).items()}
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines], found
+    return [{key: value for key, value in line.items() if key not in ("seconds", "sum")} for line in lines], found
 
 
 def _saved(checkpoint: Path) -> Iterator[tuple[str, Path]]:

@@ -210,7 +210,11 @@ def test_a_run_whose_metrics_are_damaged_goes_on_before_the_damage(tmp_path):
     again = rayfl.run(experiment, folder, resume=True, listeners=[told])
     assert told.told[:3] == [
         ("start", 6, 5),
-        ("note", f"{file}: line 6: the line is of round 7. Allowed: round 6; resuming from an earlier checkpoint"),
+        (
+            "note",
+            f"{file}: line 6: the SHA-256 differs from the one inside the file. Hint: restore a copy of the file, or "
+            "remove the run's folder; resuming from an earlier checkpoint",
+        ),
         ("note", "resuming at round 6"),
     ]
     assert without_seconds(again).equals(without_seconds(whole))

@@ -13,7 +13,6 @@ The folder `best/` contains the checkpoint of the best round and its client stat
 (`Best`).
 """
 
-import hashlib
 import json
 import math
 import os
@@ -21,16 +20,30 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from pydantic import Field
 from safetensors import SafetensorError
 
-from rayfl.config import ConfigError, differences
+from rayfl.config import Config, ConfigError, differences, parse, shown
 from rayfl.core.fold import State
 from rayfl.engine.client_states import ROWS, ClientStates, Kept, files_of
-from rayfl.engine.files import PARTIAL, beside, link, load_tensors, opened, remove, save_tensors, sha256, sync
+from rayfl.engine.files import (
+    PARTIAL,
+    beside,
+    link,
+    load_tensors,
+    opened,
+    remove,
+    save_tensors,
+    sha256,
+    sync,
+    with_sum,
+    without_sum,
+)
 from rayfl.metrics import Line
+from rayfl.system import Past
 
 VERSION = 3
 MANIFEST = "manifest.json"
@@ -42,9 +55,31 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 VALUE = "best.json"
 
+C = TypeVar("C", bound=Config)
+
 
 class DamagedCheckpoint(ConfigError):
     """Raised for a checkpoint that cannot be read or does not match its manifest."""
+
+
+class Manifest(Config):
+    """Content of manifest.json, besides its version and its sum."""
+
+    round: int = Field(ge=0)
+    config: dict[str, Any]
+    sha256: dict[Literal["state.safetensors", "kept.npy"], str]
+    """File -> its SHA-256."""
+    begun: dict[str, float | str] = {}
+    """Sums measured so far in a round in progress."""
+    schedule: Past = Past()
+
+
+class _Value(Config):
+    """Content of best.json, besides its sum."""
+
+    round: int
+    metric: str
+    value: float
 
 
 @dataclass(frozen=True)
@@ -58,7 +93,7 @@ class Checkpoint:
     client_states: Kept
     partial_round: Line
     """Sums measured so far in a round in progress; empty between rounds."""
-    schedule: dict[str, Any]
+    past: Past
     """Past of the schedule; empty without a `system:` section."""
 
 
@@ -98,7 +133,7 @@ def write(
             "sha256": checksums,
             "begun": partial_round or {},
         } | ({"schedule": schedule} if schedule else {})
-        (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1), encoding="utf-8")
+        (partial / MANIFEST).write_text(json.dumps(with_sum(manifest), indent=1), encoding="utf-8")
         sync(partial / MANIFEST)
         sync(partial)
     sync(folder)
@@ -125,45 +160,56 @@ def read(path: Path, client_states: bool = True) -> Checkpoint:
     or ConfigError for another version."""
     try:
         manifest = _manifest(path)
-        for name, expected in manifest["sha256"].items():
+        for name, expected in manifest.sha256.items():
             if sha256(path / name) != expected:
                 raise DamagedCheckpoint(f"{path / name}: the SHA-256 differs from the manifest's")
-        wanted = client_states and KEPT in manifest["sha256"]
+        wanted = client_states and KEPT in manifest.sha256
         rows = np.load(path / KEPT, allow_pickle=False) if wanted else np.empty(0, ROWS)
-        kept = Kept(path.parent / STORE, manifest["round"], rows)
+        if rows.dtype != ROWS or rows.ndim != 1 or not (rows["client"] >= 0).all():
+            raise DamagedCheckpoint(f"{path / KEPT}: the file does not contain rows of clients")
+        kept = Kept(path.parent / STORE, manifest.round, rows)
         for file, expected in zip(kept.files.values(), rows["sha256"], strict=True):
             if sha256(file) != expected.tobytes().hex():
                 raise DamagedCheckpoint(f"{file}: the SHA-256 differs from the one in {path / KEPT}")
         state = load_tensors(path / STATE)
-        partial_round, schedule = manifest.get("begun", {}), manifest.get("schedule", {})
-        return Checkpoint(manifest["round"], manifest["config"], state, kept, partial_round, schedule)
+        return Checkpoint(manifest.round, manifest.config, state, kept, dict(manifest.begun), manifest.schedule)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         if isinstance(error, ConfigError):
             raise
         raise DamagedCheckpoint(f"{path}: the checkpoint is incomplete or damaged: {error}") from None
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Path) -> Manifest:
     """Return a checkpoint's manifest after verifying its own checksum."""
     file = path / MANIFEST
-    with opened(file) as text:
-        manifest = json.load(text)
-    if manifest.pop("sum") != _sum(manifest):
-        raise DamagedCheckpoint(f"{file}: the SHA-256 differs from the one inside the file")
-    if manifest["version"] != VERSION:
+    given = _summed(file)
+    if (version := given.pop("version", None)) != VERSION:
         raise ConfigError(
-            f"{path}: the checkpoint has version {manifest['version']}. Allowed: version {VERSION}. Hint: resume with "
-            "the rayfl that wrote it, or start again in another folder"
+            f"{path}: the checkpoint has version {shown(version)}. Allowed: version {VERSION}. Hint: resume with the "
+            "rayfl that wrote it, or start again in another folder"
         )
-    if path.name != _name(manifest["round"]):
-        raise DamagedCheckpoint(f"{path}: the folder contains the checkpoint of another round, {manifest['round']}")
+    manifest = _parsed(Manifest, given, file)
+    if STATE not in manifest.sha256:
+        raise DamagedCheckpoint(f"{file}: sha256 lacks {STATE}")
+    if path.name != _name(manifest.round):
+        raise DamagedCheckpoint(f"{path}: the folder contains the checkpoint of another round, {manifest.round}")
     return manifest
 
 
-def _sum(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest's content, independent of its formatting."""
-    content = json.loads(json.dumps(manifest))
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _summed(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file after verifying its own checksum."""
+    with opened(file) as text:
+        given = json.load(text)
+    if (content := without_sum(given)) is None:
+        raise DamagedCheckpoint(f"{file}: the SHA-256 differs from the one inside the file")
+    return content
+
+
+def _parsed(kind: type[C], given: dict[str, Any], file: Path) -> C:
+    try:
+        return parse(kind, given, str(file))
+    except ConfigError as error:
+        raise DamagedCheckpoint(str(error)) from None
 
 
 def _name(round: int) -> str:
@@ -227,7 +273,7 @@ def _is_whole(path: Path) -> bool:
 
 def _is_partial(path: Path) -> bool:
     """Return whether a checkpoint was written in the middle of the next round."""
-    return bool(_manifest(path).get("begun"))
+    return bool(_manifest(path).begun)
 
 
 def copy(folder: Path, to: Path) -> None:
@@ -245,15 +291,35 @@ def copy_best(folder: Path, to: Path) -> None:
         shutil.copytree(folder / BEST, to / BEST, copy_function=link)
 
 
-def require_whole_best(folder: Path) -> None:
-    """Raise DamagedCheckpoint if the best checkpoint in a folder, if any, or its value is damaged."""
+def require_whole_best(folder: Path, past: Sequence[Line] = ()) -> None:
+    """Raise DamagedCheckpoint if the best checkpoint in a folder, if any, or its value is damaged. `past`: rounds made
+    before, which contain that value."""
     best = folder / BEST
     if best.is_dir():
-        try:
-            round = json.loads((best / VALUE).read_text(encoding="utf-8"))["round"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{best / VALUE}: the file is absent or damaged: {error}") from None
-        read(best / _name(round))
+        found = _value(best)
+        read(best / _name(found.round))
+        if any(line["round"] == found.round and line.get(found.metric) != found.value for line in past):
+            raise DamagedCheckpoint(f"{best / VALUE}: the value is not that of round {found.round}")
+
+
+def remove_damaged_best(folder: Path, past: Sequence[Line]) -> list[str]:
+    """Remove the best checkpoint in a folder if it is damaged, and return a note on it. `past`: rounds made before."""
+    try:
+        require_whole_best(folder, past)
+    except DamagedCheckpoint as error:
+        remove(folder / BEST)
+        return [f"{error}; the best checkpoint is removed, and the next better round is kept"]
+    return []
+
+
+def _value(best: Path) -> _Value:
+    """Return the value of the best checkpoint. Raise DamagedCheckpoint if it cannot be read."""
+    try:
+        return _parsed(_Value, _summed(best / VALUE), best / VALUE)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, DamagedCheckpoint):
+            raise
+        raise DamagedCheckpoint(f"{best / VALUE}: the file is absent or damaged: {error}") from None
 
 
 class Best:
@@ -268,10 +334,7 @@ class Best:
     @property
     def value(self) -> float:
         """Metric of the best round, of those before if it is not known; NaN if there is none."""
-        try:
-            return float(json.loads((self.folder / VALUE).read_text(encoding="utf-8"))["value"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return self.before
+        return _value(self.folder).value if self.folder.is_dir() else self.before
 
     def is_better(self, line: Line) -> bool:
         """Return whether an evaluated round is better than all before. One without the metric is not."""
@@ -299,7 +362,7 @@ class Best:
                 for file in files_of(folder / STORE, np.load(newest / KEPT)).values():
                     link(file, partial / STORE / file.name)
             value = {"round": line["round"], "metric": self.metric, "value": line[self.metric]}
-            (partial / VALUE).write_text(json.dumps(value, indent=1), encoding="utf-8")
+            (partial / VALUE).write_text(json.dumps(with_sum(value), indent=1), encoding="utf-8")
             sync(partial / VALUE)
             sync(partial)
         sync(folder)

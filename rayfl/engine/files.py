@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -22,6 +22,8 @@ from rayfl.core.tensors import SEPARATOR, Tensors, leaves, nest, places
 from rayfl.engine.termination import RunFailed
 
 PARTIAL = ".partial-"
+SUM = "sum"
+"""Key of the SHA-256 of the other keys in a JSON object."""
 
 
 class NotWritten(RunFailed):
@@ -108,6 +110,18 @@ def remove(path: Path) -> None:
 def sha256(path: Path) -> str:
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def with_sum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON object with its `SUM`, which does not depend on its formatting."""
+    plain = json.loads(json.dumps(content))
+    return {**content, SUM: hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
+
+
+def without_sum(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the content of a JSON object without its `SUM`; None if that differs."""
+    content = {key: value for key, value in given.items() if key != SUM}
+    return content if with_sum(content)[SUM] == given.get(SUM) else None
 
 
 def sync(path: Path) -> None:

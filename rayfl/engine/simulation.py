@@ -396,7 +396,7 @@ class Simulation:
         found = checkpoints.latest(folder, self.experiment.result_config(), notes.append)
         if found is not None:
             self.round, self.partial_round = found.round, dict(found.partial_round)
-            self.past = Past.read(found.schedule) if found.schedule else Past()
+            self.past = found.past
             self.state, known = _by_version(found.state, self.past.versions)
             self.versions = {version: known[version] for version in self.schedule.needed(self.past, self.round)}
             self.client_states.restore(found.client_states)

@@ -1,6 +1,11 @@
-"""Atomic writing and checked reading of JSON files, arrays and files of JSON lines."""
+"""Atomic writing and checked reading of JSON files, arrays and files of JSON lines.
+
+Lines, arrays and summed JSON files contain their SHA-256: as the key `sum`, arrays as the last 32 bytes of the file,
+which numpy ignores.
+"""
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -12,11 +17,12 @@ import numpy as np
 
 from rayfl.config import ConfigError
 from rayfl.config.plain import shown
-from rayfl.engine.files import opened
+from rayfl.engine.files import opened, with_sum, without_sum
 from rayfl.metrics import Line
 
 BLOCK = 1 << 16
 """Bytes that are read at once to find a file's last newline."""
+DIGEST = hashlib.sha256().digest_size
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -29,16 +35,30 @@ def write_json(path: Path, value: Any) -> None:
     _replace(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def read_summed(path: Path) -> dict[str, Any]:
+    """Return the content of a file of `write_summed`; {} if the file is missing. Raise ConfigError for another one."""
+    data = _read(path)
+    return {} if data is None else _verified(_object(data, str(path)), str(path))
+
+
+def write_summed(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object with its SHA-256."""
+    write_json(path, with_sum(value))
+
+
 def read_array(path: Path, rows: np.dtype) -> np.ndarray:
     """Return the rows in a file; none if it is missing. Raise ConfigError if it contains anything else."""
     data = _read(path)
     if data is None:
         return np.empty(0, rows)
+    content, digest = data[:-DIGEST], data[-DIGEST:]
     try:
-        found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        if hashlib.sha256(content).digest() != digest:
+            raise ValueError("the SHA-256 differs from the one inside the file")
+        found = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
         if found.dtype != rows or found.ndim != 1:
             raise ValueError(f"an array of {found.dtype}, {found.ndim} dimensions")
-    except (ValueError, EOFError, SyntaxError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"{path}: the file cannot be read: {error}. Allowed: an npy file of rows of {rows}. Hint: restore a copy "
             "of the file, or remove it"
@@ -49,7 +69,7 @@ def read_array(path: Path, rows: np.dtype) -> np.ndarray:
 def write_array(path: Path, rows: np.ndarray) -> None:
     file = io.BytesIO()
     np.save(file, rows, allow_pickle=False)
-    _replace(path, file.getvalue())
+    _replace(path, file.getvalue() + hashlib.sha256(file.getvalue()).digest())
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -117,7 +137,17 @@ def _line(data: bytes, where: str) -> Line:
     line = _object(data, where)
     if type(line.get("round")) is not int:
         raise ConfigError(f"{where}: {shown(line)} is not valid. Allowed: an object with a whole `round`")
-    return line
+    return _verified(line, where)
+
+
+def _verified(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the content of a JSON object after verifying its own checksum."""
+    if (content := without_sum(given)) is None:
+        raise ConfigError(
+            f"{where}: the SHA-256 differs from the one inside the file. Hint: restore a copy of the file, or remove "
+            "the run's folder"
+        )
+    return content
 
 
 def _object(data: bytes, where: str) -> dict[str, Any]:
@@ -134,7 +164,7 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _jsonl(lines: list[Line]) -> bytes:
-    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+    return "".join(json.dumps(with_sum(line)) + "\n" for line in lines).encode()
 
 
 def _cut_torn_line(fd: int) -> int:

@@ -7,6 +7,8 @@
     clients.npy     every client's first score on its own test split, at the last evaluation
     plots/  checkpoints/
 
+Each line, and each of the last two files, contains its own SHA-256 (`rayfl.results.files`).
+
 A sweep is a run (`kind: sweep`) without rounds; its trials contain its id in `sweep`. A scale study is a run
 (`kind: scale`) whose lines are its points, with the value on the axis as round. Only the driver process writes.
 """
@@ -29,7 +31,7 @@ from rayfl.results import files
 from rayfl.results.made import Made, here
 from rayfl.results.summary import Cost, Facts, summary
 
-VERSION = 2
+VERSION = 3
 """Version of the folder format; rayfl 0.4 and earlier wrote no version."""
 
 Status = Literal["running", "finished", "failed", "stopped"]
@@ -41,7 +43,7 @@ class RunFolder(Config):
 
     model_config = ConfigDict(frozen=False)
 
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     id: str
     label: str
     """Row of the run in tables, e.g. "fedavg-largest"."""
@@ -155,7 +157,7 @@ class RunFolder(Config):
         """`summary` of an ended run with its label as `method` and its seed; {} before the end and for sweeps."""
         self._require()
         file = self.path / "result.json"
-        result = files.read_json(file)
+        result = files.read_summed(file)
         if result:
             parse(_Result, result, str(file))
         return result
@@ -231,7 +233,7 @@ class RunFolder(Config):
         if self._scores is not None:
             files.write_array(self.path / "clients.npy", self._scores)
         if self.kind == "run":
-            files.write_json(self.path / "result.json", self._summary())
+            files.write_summed(self.path / "result.json", self._summary())
         self.count_time()
         self.status, self.error, self.counted = status, error, None
         self.save()

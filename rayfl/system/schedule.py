@@ -54,10 +54,6 @@ class Past:
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def read(cls, given: Mapping[str, Any]) -> "Past":
-        return cls(given["seconds"], tuple(Dispatch(**one) for one in given["running"]), given["memory"])
-
 
 @dataclass(frozen=True)
 class Plan:

@@ -1,6 +1,7 @@
 """Checkpoints survive crashes and damage, and refuse another configuration."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -15,16 +16,16 @@ from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import (
     Best,
     DamagedCheckpoint,
-    _sum,
     complete,
     forget_after,
     latest,
     read,
+    remove_damaged_best,
     require_whole_best,
     write,
 )
 from rayfl.engine.client_states import ClientStates
-from rayfl.engine.files import NotWritten, checksum
+from rayfl.engine.files import NotWritten, checksum, with_sum
 
 CONFIG = {"training": {"lr": 0.1, "milestones": [1, 2]}, "seed": 0}
 STATE = {
@@ -208,7 +209,7 @@ def kept(path: Path) -> Path:
         (lambda path: (path / "manifest.json").unlink(), "{path}: the checkpoint is incomplete or damaged: "),
         (lambda path: truncate(path / "manifest.json"), "{path}: the checkpoint is incomplete or damaged: "),
         (lambda path: (path / "manifest.json").write_text("[]"), "{path}: the checkpoint is incomplete or damaged: "),
-        (lambda path: (path / "manifest.json").write_text("{}"), "{path}: the checkpoint is incomplete or damaged: "),
+        (lambda path: (path / "manifest.json").write_text("{}"), "{path}/manifest.json: the SHA-256 differs"),
         (
             lambda path: (path / "manifest.json").write_text("[" * 100_000),
             "{path}: the checkpoint is incomplete or damaged: maximum recursion depth exceeded",
@@ -317,9 +318,7 @@ def test_if_none_is_whole_the_run_does_not_start_anew_by_itself(tmp_path):
 
 def test_another_version_is_refused(tmp_path):
     path = write(tmp_path, 1, CONFIG, state(1))
-    manifest = json.loads((path / "manifest.json").read_text()) | {"version": 2}
-    del manifest["sum"]
-    (path / "manifest.json").write_text(json.dumps(manifest | {"sum": _sum(manifest)}))
+    rewrite(path / "manifest.json", {"version": 2})
     with pytest.raises(ConfigError) as error:
         latest(tmp_path, CONFIG, pytest.fail)
     assert not isinstance(error.value, DamagedCheckpoint)
@@ -327,6 +326,39 @@ def test_another_version_is_refused(tmp_path):
         f"{path}: the checkpoint has version 2. Allowed: version 3. Hint: resume with the rayfl that wrote it, or "
         "start again in another folder"
     )
+
+
+def rewrite(file: Path, changes: dict):
+    """Write another content with the right sum."""
+    given = json.loads(file.read_text()) | changes
+    given.pop("sum")
+    file.write_text(json.dumps(with_sum({key: value for key, value in given.items() if value is not ...})))
+
+
+WRONG = (None, True, -1, 0.5, 10**30, "", "x", [], [1], {}, {"x": {}}, ...)
+"""Values that are wrong in some place of a manifest; `...`: none."""
+
+
+@pytest.mark.parametrize("key", ["round", "config", "sha256", "begun", "schedule", "version", "more"])
+def test_a_manifest_of_right_sum_and_wrong_content_is_passed_over(key, tmp_path):
+    """Or refused as a checkpoint of another version or configuration, or it says nothing that is wrong."""
+    write(tmp_path, 1, CONFIG, state(1))
+    file = write(tmp_path, 2, CONFIG, state(2)) / "manifest.json"
+    whole = file.read_bytes()
+    for wrong in WRONG:
+        file.write_bytes(whole)
+        rewrite(file, {key: wrong})
+        heard = []
+        try:
+            found = latest(tmp_path, CONFIG, heard.append)
+        except ConfigError as error:
+            assert key in ("version", "config") and not isinstance(error, DamagedCheckpoint)
+            continue
+        assert (found.round == 1) == bool(heard)
+        if not heard:
+            assert (key, wrong) in (
+                ("begun", {}), ("begun", ...), ("schedule", {}), ("schedule", {"x": {}}), ("schedule", ...)
+            ) or key == "more" and wrong is ...  # fmt: skip
 
 
 def test_every_bit_of_a_manifest_is_under_its_sum(tmp_path):
@@ -446,6 +478,27 @@ def test_the_best_round_is_by_the_better_direction(tmp_path, better, kept):
         if best.is_better(line := {"round": round, "loss": value}):
             best.keep(line)
     assert names(tmp_path / "best") == [f"round-{kept:06d}"]
+
+
+def test_a_best_checkpoint_whose_value_is_not_of_the_metrics_is_removed(tmp_path):
+    write(tmp_path, 2, CONFIG, STATE)
+    best, line = Best(tmp_path, "accuracy", "max"), {"round": 2, "accuracy": 0.5}
+    best.keep(line)
+    assert remove_damaged_best(tmp_path, [line]) == [] and best.value == 0.5
+    file = tmp_path / "best" / "best.json"
+    rewrite(file, {"value": 0.75})
+    assert remove_damaged_best(tmp_path, [line]) == [
+        f"{file}: the value is not that of round 2; the best checkpoint is removed, and the next better round is kept"
+    ]
+    assert not (tmp_path / "best").exists() and math.isnan(best.value)
+
+
+def test_a_pipe_as_the_value_of_the_best_checkpoint_is_not_read(tmp_path):
+    write(tmp_path, 2, CONFIG, STATE)
+    Best(tmp_path, "accuracy", "max").keep({"round": 2, "accuracy": 0.5})
+    becomes_a_pipe(tmp_path / "best" / "best.json")
+    [said] = remove_damaged_best(tmp_path, [])
+    assert "best.json: the file is absent or damaged: " in said and "neither a file nor a link to one" in said
 
 
 def test_a_best_checkpoint_that_was_copied_in_part(tmp_path):

@@ -1,5 +1,6 @@
 """A run's folder: atomic writing, damaged files, results, and folders of rayfl 0.4."""
 
+import hashlib
 import io
 import json
 import math
@@ -13,6 +14,7 @@ from disks import becomes_a_pipe, becomes_endless
 from rows import FACTS, PERSONAL, folder, line
 
 from rayfl.config import ConfigError
+from rayfl.engine.files import with_sum
 from rayfl.metrics import CLIENT_SCORES
 from rayfl.results.folder import RunFolder, flatten, records, runs
 from rayfl.results.made import here
@@ -32,10 +34,10 @@ def client_scores(scores):
 
 
 def of_numbers(array):
-    """Return the bytes of an npy file."""
+    """Return the bytes of an npy file with the right sum."""
     file = io.BytesIO()
     np.save(file, array)
-    return file.getvalue()
+    return file.getvalue() + hashlib.sha256(file.getvalue()).digest()
 
 
 def plain(round, **metrics):
@@ -56,7 +58,7 @@ def test_a_run_is_opened_as_it_was_created(run):
     assert (run.tags, run.seed) == ({"seed": "3"}, 3)
     assert (run.status, run.result, run.rounds(), len(run.client_scores)) == ("running", {}, [], 0)
     assert json.loads((run.path / "run.json").read_text()) == {
-        "version": 2,
+        "version": 3,
         "id": run.id,
         "label": "fedavg-largest",
         "title": "",
@@ -266,26 +268,30 @@ def test_flatten_keeps_lists_and_empty_sections():
 
 
 def without(name):
-    return lambda saved: {key: value for key, value in saved.items() if key != name}
+    return lambda saved: resummed({key: value for key, value in saved.items() if key != name})
 
 
 def changed(**values):
-    return lambda saved: saved | values
+    return lambda saved: resummed(saved | values)
+
+
+def resummed(content):
+    return with_sum({key: value for key, value in content.items() if key != "sum"}) if "sum" in content else content
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "said"),
     [
         ("run.json", b"", r"run.json: '' is not JSON \(Expecting value: line 1 column 1 \(char 0\)\)"),
-        ("run.json", b'{"version": 2, "id"', r"is not JSON .*Hint: restore a copy of the file, or remove the run's"),
+        ("run.json", b'{"version": 3, "id"', r"is not JSON .*Hint: restore a copy of the file, or remove the run's"),
         ("run.json", b"\xff\xfe{}", "is not JSON"),
         ("run.json", b"[" * 100_000, "is not JSON"),
         ("run.json", b"[]", r"run.json: \[\] is not valid. Allowed: a JSON object"),
         ("run.json", b"null", "None is not valid. Allowed: a JSON object"),
         (
             "run.json",
-            changed(version=3),
-            "version: 3 is not valid. Allowed: 2. Hint: use the rayfl version that wrote it",
+            changed(version=2),
+            "version: 2 is not valid. Allowed: 3. Hint: use the rayfl version that wrote it",
         ),
         ("run.json", without("id"), "id: a value is required"),
         ("run.json", without("facts"), "facts: a value is required"),
@@ -322,15 +328,14 @@ def changed(**values):
         ("result.json", without("bytes_up"), "bytes_up: a value is required"),
         ("result.json", changed(accuracy_mean="high"), "accuracy_mean: 'high' is not valid. Allowed: a number"),
         ("result.json", changed(rounds=None), "rounds: None is not valid. Allowed: a whole number"),
-        ("clients.npy", b"", "the file cannot be read: EOF: reading magic string, .*. Allowed: an npy file of rows"),
-        ("clients.npy", b"\x93NUMPY\x01\x00", "cannot be read: EOF: reading array header length, .*Hint: restore a"),
         (
             "clients.npy",
-            pickle.dumps(["a"] * 9),
-            "cannot be read: the magic string is not correct; .*. Allowed: an npy file",
+            b"",
+            "the file cannot be read: the SHA-256 differs from the one inside the file. Allowed: an npy",
         ),
+        ("clients.npy", pickle.dumps(["a"] * 9), "the SHA-256 differs .*. Hint: restore a copy of the file, or remove"),
+        ("result.json", lambda given: {}, "the SHA-256 differs from the one inside the file. Hint: restore a copy"),
         ("clients.npy", of_numbers(np.zeros(3)), "cannot be read: an array of float64, 1 dimensions. Allowed: an npy"),
-        ("clients.npy", of_numbers(client_scores({1: 0.5}))[:-4], "cannot be read: "),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, name, damage, said):
@@ -349,9 +354,40 @@ def test_a_damaged_file_is_named(tmp_path, name, damage, said):
     assert "Traceback" not in str(error.value) and len(str(error.value)) < 600
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "clients.npy"])
+def test_every_flipped_bit_is_found(tmp_path, name):
+    """Or changes nothing that is read."""
+    run = folder(tmp_path / "run", lines=[line(1, accuracy_mean=0.5), line(2)])
+    run.save_clients(client_scores({0: 0.5, 1: 0.25}))
+    run.finish("finished")
+    file = run.path / name
+
+    def found():
+        again = RunFolder.open(run.path)
+        return again.rounds(), again.result, again.client_scores.tolist()
+
+    before, whole = found(), file.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        try:
+            after = found()
+        except ConfigError:
+            continue
+        # the last line without its line break is incomplete
+        assert after == before or (name, place) == ("metrics.jsonl", len(whole) - 1)
+
+
+def test_numpy_reads_the_scores_of_clients(run):
+    run.save_clients(client_scores({0: 0.5, 3: 0.25}))
+    assert np.load(run.path / "clients.npy").tolist() == [(0, 0.5), (3, 0.25)]
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        ('{"round": 2}', "line 2: the SHA-256 differs from the one inside the file. Hint: restore a copy of the file"),
         ('{"round": 2, "sec', 'line 2: \'."round": 2, "sec\' is not JSON'),
         ("", "line 2: '' is not JSON"),
         ("[2]", "line 2: .2. is not valid. Allowed: a JSON object"),
@@ -538,5 +574,5 @@ def test_a_folder_of_rayfl_0_4_is_refused(tmp_path):
     with pytest.raises(ConfigError) as error:
         RunFolder.open(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path / 'run.json'}: version: None is not valid. Allowed: 2. Hint: use the rayfl version that wrote it"
+        f"{tmp_path / 'run.json'}: version: None is not valid. Allowed: 3. Hint: use the rayfl version that wrote it"
     )

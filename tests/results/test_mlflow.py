@@ -24,7 +24,7 @@ from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import write
 from rayfl.engine.client_states import ClientStates
 from rayfl.results.drawing import styles_of
-from rayfl.results.files import write_json
+from rayfl.results.files import write_summed
 from rayfl.results.folder import RunFolder
 from rayfl.results.made import Made
 from rayfl.results.mlflow import Copy, Reader, Sender, Store, copy, default_uri, models, sent, store, system, unsent
@@ -595,7 +595,7 @@ def test_a_result_of_any_length_comes_back_exactly(mlflow, tmp_path):
     numbers = {f"local_accuracy_{i}": 1 / (3 + i) for i in range(1000)}
     run.append(lines(1, 1))
     run.finish("finished")
-    write_json(run.path / "result.json", run.result | numbers | {"nothing": float("nan")})
+    write_summed(run.path / "result.json", run.result | numbers | {"nothing": float("nan")})
     assert mlflow.sync(run)
     [row] = read(mlflow)
     assert {name: row[name] for name in numbers} == numbers and math.isnan(row["nothing"])

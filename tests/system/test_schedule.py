@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
@@ -27,7 +28,7 @@ def planned(schedule, rounds):
     for round in range(rounds):
         plan = schedule.plan(past, round)
         # what a checkpoint stores
-        past = Past.read(json.loads(json.dumps(plan.past.plain())))
+        past = TypeAdapter(Past).validate_python(json.loads(json.dumps(plan.past.plain())))
         assert past == plan.past
         found.append((past.seconds, plan.visits, plan))
     return found
