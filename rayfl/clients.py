@@ -27,7 +27,7 @@ class Population(Config):
     count: int = Field(default=100, ge=1, le=MOST_CLIENTS)
     """Clients in the population; at most 10**8, because a partition needs an index of all of them."""
     cohort: int = Field(default=10, ge=1, le=MOST_CLIENTS)
-    """Clients per round; the expected number with participation: poisson."""
+    """Clients per round; the expected number with participation: poisson. The default is at most `count`."""
     participation: Literal["fixed", "poisson"] = "fixed"
     """Draw of a cohort. fixed: `cohort` clients, uniformly without replacement. poisson: every client independently,
     with probability cohort / count."""
@@ -62,6 +62,8 @@ class Population(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Population":
+        if self.cohort > self.count and "cohort" not in self.model_fields_set:
+            self.__dict__["cohort"] = self.count
         if self.cohort > self.count:
             raise ValueError(f"a cohort of at most count = {self.count} clients; cohort is {self.cohort}")
         if isinstance(self.capacities, str) and self.weights:
@@ -96,6 +98,16 @@ class Population(Config):
 
     @property
     def notes(self) -> list[str]:
+        """A note if the default cohort was lowered."""
+        default = type(self).model_fields["cohort"].default
+        if "cohort" in self.model_fields_set or self.cohort == default:
+            return []
+        return [
+            f"clients.cohort: {self.cohort} instead of the default {default}, because there are {self.count} clients"
+        ]
+
+    @property
+    def capacity_notes(self) -> list[str]:
         """A warning if the shares of fixed capacities are far from their weights."""
         capacities, weights = zip(*((c, weight) for c, weight in self.levels if weight), strict=True)
         total, numbers = sum(weights), [weight * (self.count // sum(weights)) for weight in weights]

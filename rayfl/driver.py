@@ -266,8 +266,9 @@ class Result:
 # round by round
 
 
-def start(experiment: Given, address: str | None = None, *, arrays: Arrays | None = None) -> "Session":
-    """Start a run that is controlled round by round. It leaves no files. `address` and `arrays`: as for `run`.
+def start(experiment: Given, *, address: str | None = None, arrays: Arrays | None = None) -> "Session":
+    """Start a run that is controlled round by round. It leaves no files, so unlike `run` it takes no folder. `address`
+    and `arrays`: as for `run`.
 
     The session is an iterator over rounds, and a context manager that keeps the run open between them:
 

@@ -45,7 +45,7 @@ def rounds(address: str | None, node: str, steps: int) -> tuple[float, float]:
     """Return the median seconds of the rounds after the first, and the bytes received by a node before the first round:
     all until its end, less those of a later round."""
     seconds, came, before = [], [], came_to(node)
-    with rayfl.start(experiment(steps), address) as session:
+    with rayfl.start(experiment(steps), address=address) as session:
         # zip draws from the range first, so that the session runs no further round
         for _, line in zip(range(1 + ROUNDS), session, strict=False):
             seconds.append(line["seconds"])

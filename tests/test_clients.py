@@ -7,6 +7,7 @@ import pytest
 
 from rayfl.clients import MOST_CLIENTS, Population, parse_mode
 from rayfl.config import ConfigError, parse
+from rayfl.experiment import Experiment
 
 
 def capacities(population: Population, round: int = 0) -> list[float]:
@@ -31,14 +32,24 @@ def test_fixed_blocks_and_the_remainder_for_the_last_level():
 
 def test_numbers_of_clients_that_are_far_from_their_weights_are_noted():
     """150 // 100 is one client per unit of weight: 60, and the rest."""
-    [note] = Population(count=150, capacities=(1.0, 0.25), weights=(60, 40)).notes
+    [note] = Population(count=150, capacities=(1.0, 0.25), weights=(60, 40)).capacity_notes
     assert note == (
         "clients.weights: of 150 clients, 60 of capacity 1, 90 of capacity 0.25. Hint: a clients.count that is a "
         "multiple of 100"
     )
-    assert Population(count=10, capacities="a6-b3").notes == []
-    assert len(Population(count=10, capacities="a2-b4").notes) == 1
-    assert Population(count=150, capacities=(1.0, 0.25), weights=(60, 40), assignment="dynamic").notes == []
+    assert Population(count=10, capacities="a6-b3").capacity_notes == []
+    assert len(Population(count=10, capacities="a2-b4").capacity_notes) == 1
+    assert Population(count=150, capacities=(1.0, 0.25), weights=(60, 40), assignment="dynamic").capacity_notes == []
+
+
+def test_the_default_cohort_is_at_most_all_clients():
+    few = Population(count=5)
+    assert few.cohort == 5 and Population(**few.model_dump()) == few
+    assert few.notes == ["clients.cohort: 5 instead of the default 10, because there are 5 clients"]
+    assert Population(count=10).notes == Population(count=5, cohort=5).notes == Population().notes == []
+    assert Experiment(model="digits_cnn", clients={"count": 5}).notes == few.notes
+    with pytest.raises(ConfigError, match="a cohort of at most count = 5 clients; cohort is 10"):
+        Population(count=5, cohort=10)
 
 
 def test_a_server_wider_than_every_client():

@@ -125,7 +125,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path):
     rayfl.run(tiny(rounds=1), tmp_path / "run")
     assert message(rayfl.run, tiny(rounds=1), tmp_path / "run") == (
         f"{tmp_path / 'run'}: the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: "
-        "resume=True in Python"
+        "--name NAME chooses the folder; in Python folder and resume=True"
     )
     file = tmp_path / "run" / "run.json"
     assert message(rayfl.run, tiny(), file / "x") == (
@@ -182,7 +182,7 @@ def test_a_second_command_in_a_runs_folder_is_refused(tmp_path):
         f"{folder}: process {os.getpid()} on {socket.gethostname()} is using the folder. Hint: wait for it, or choose "
         "another folder",
         f"{folder}: the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: "
-        "resume=True in Python",
+        "--name NAME chooses the folder; in Python folder and resume=True",
     ]
     assert list((folder / "client_states").iterdir()) and not (folder / "lock").exists()
     assert without_seconds(found).equals(without_seconds(rayfl.run(experiment)))
@@ -758,7 +758,7 @@ def test_a_comparison_of_objects(ray_cluster, tmp_path):
     assert found.folder.status == "finished" and (tmp_path / "sweep" / "results.md").exists()
     assert message(rayfl.sweep, plan, tmp_path / "sweep").endswith(
         "the folder holds a sweep. Allowed: a new folder, or --resume to continue the sweep. Hint: "
-        "resume=True in Python"
+        "--name NAME chooses the folder; in Python folder and resume=True"
     )
 
 

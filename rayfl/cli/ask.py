@@ -119,27 +119,29 @@ def check(
 ) -> None:
     """Validate files without starting Ray: keys, types, ranges, models at every capacity and search spaces; in cluster
     files ports, tokens, secrets and mounts. Tables, results of functions, and embedded and generated data are read and
-    partitioned. Not checked: data sets in folders, data sets and weights that are downloaded, memory."""
+    partitioned. The notes of a run are printed too. Not checked: data sets in folders, data sets and weights that are
+    downloaded, memory."""
     from rayfl.clusters.check import check_cluster, is_cluster
     from rayfl.experiment import load_experiment
     from rayfl.tuning.load import is_sweep, load_sweep
 
-    def valid(file: Path) -> str:
-        path = find_config(file)
+    def valid(path: Path) -> list[str]:
         if is_cluster(path):
-            return f"{path}: {check_cluster(path)}"
+            return [check_cluster(path)]
         if is_sweep(load_yaml(path)):
             plan = load_sweep(path)
             _check_data(path, list(map(plan.example, plan.rows)))
-            return f"{path}: valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}"
+            return [f"valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}", *plan.notes]
         experiment = load_experiment(path)
         _check_data(path, [experiment])
-        return f"{path}: valid run of {experiment.method.name}"
+        return [f"valid run of {experiment.method.name}", *experiment.notes]
 
     wrong = []
     for file in files:
         try:
-            notify(valid(file))
+            path = find_config(file)
+            for text in valid(path):
+                notify(f"{path}: {text}")
         except ConfigError as error:
             wrong.append(str(error))
         except Exception as error:

@@ -27,6 +27,9 @@ MOST_PLACES = 10
 MOST_NAMES = 100
 """Maximum number of names in one list of allowed names."""
 
+FEW_NAMES = 20
+"""Maximum number of names of a `Kind` in an error."""
+
 PLAIN_WORDS = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -87,7 +90,18 @@ def _no_bool(allowed: str, value: Any) -> Any:
     return value
 
 
-class Config(BaseModel):
+class _Explained(type(BaseModel)):
+    """Makes the errors of `SomeConfig(lr="x")` in Python those of a file, without pydantic's form and addresses."""
+
+    def __call__(cls, *given: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*given, **fields)
+        except ValidationError as error:
+            # of pydantic's own validation of `cls`
+            raise ConfigError(explain(cls, fields, cls.__name__, error)) from None  # pyright: ignore
+
+
+class Config(BaseModel, metaclass=_Explained):
     """A frozen configuration section. Unknown keys are errors, booleans are not numbers, integers have 64 bits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -178,7 +192,8 @@ class Kind(Generic[N]):
                     return self._checked(point.load, name, where)
             if ":" in name:
                 return self._checked(lambda: pkgutil.resolve_name(name), name, where)
-        raise ConfigError(f"{where}: no {self.what} is called {shown(name)}. {nearest(name, self.known())}")
+        hint = typo_of(name, self.known())
+        raise ConfigError(f"{where}: no {self.what} is called {shown(name)}. {hint}Allowed: {self._names()}")
 
     def read(self, value: Any, where: str) -> N:
         """Return an instance of `base` from an instance, a name, or a mapping {"name": ..., options}."""
@@ -187,10 +202,16 @@ class Kind(Generic[N]):
         if isinstance(value, str):
             value = {"name": value}
         if not isinstance(value, Mapping) or "name" not in value:
-            allowed = f"a mapping with a `name`, one of: {_names(self.known())}"
+            allowed = f"a mapping with a `name`: {self._names()}"
             raise ConfigError(f"{where}: {shown(value)} is not valid. Allowed: {allowed}")
         cls = self.find(value["name"], _join(where, ["name"]))
         return parse(cls, dict(value) | {"name": cls.own_name()}, where)
+
+    def _names(self) -> str:
+        """Return the known names; of many, where to see them."""
+        if len(known := self.known()) <= FEW_NAMES:
+            return _names(known)
+        return f"one of {len(known)} names. Hint: `rayfl list --like TEXT` shows them"
 
     def _points(self) -> Iterable[importlib.metadata.EntryPoint]:
         return importlib.metadata.entry_points(group=self.group)
@@ -246,11 +267,25 @@ def choose(registry: Mapping[str, Any], name: Any, where: str, what: str) -> Any
 def nearest(given: Any, known: Iterable[str]) -> str:
     """Return "Did you mean 'x'? Allowed: ..."."""
     known = list(known)
-    longer = [name for name in known if name.startswith(str(given))] if given else []
-    initials = "".join(word[:1] for word in str(given).split("_"))
-    close = longer or difflib.get_close_matches(str(given), known, n=1) or [name for name in known if name == initials]
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Allowed: {_names(known)}"
+    return f"{typo_of(given, known)}Allowed: {_names(known)}"
+
+
+def typo_of(given: Any, known: Iterable[str]) -> str:
+    """Return "Did you mean 'x'? " for a name that begins with `given`, has few other letters, or its words' initials;
+    "" without one."""
+    given, known = str(given), list(known)
+    longer = [name for name in known if given and name.startswith(given)]
+    alike = [name for name in difflib.get_close_matches(given, known) if _is_typo(given, name)]
+    initials = "".join(word[:1] for word in given.split("_"))
+    close = longer or alike or [name for name in known if name == initials]
+    return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def _is_typo(given: str, name: str) -> bool:
+    """Return whether at most one letter in four differs: fednova is not meant to be fedrora."""
+    blocks = difflib.SequenceMatcher(None, given, name).get_matching_blocks()
+    longest = max(len(given), len(name))
+    return longest - sum(block.size for block in blocks) <= max(1, longest // 4)
 
 
 def component(text: Any, where: str) -> str:

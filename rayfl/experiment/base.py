@@ -181,7 +181,8 @@ class Experiment(Config):
     def notes(self) -> list[str]:
         """Warnings about a valid experiment, reported before its first round."""
         by_device = self.system is not None and self.system.gives_capacities
-        return [*([] if by_device else self.clients.notes), *self._ignored_capacities, *self._ignored_layers]
+        of_capacities = [] if by_device else self.clients.capacity_notes
+        return [*self.clients.notes, *of_capacities, *self._ignored_capacities, *self._ignored_layers]
 
     @property
     def _ignored_capacities(self) -> list[str]:

@@ -128,7 +128,7 @@ class RunFolder(Config):
             raise ConfigError(f"{path}: the folder is of `rayfl {old}`. Allowed: a new folder")
         raise ConfigError(
             f"{path}: the folder holds a {kind}. Allowed: a new folder, or --resume to continue the {kind}. Hint: "
-            "resume=True in Python"
+            "--name NAME chooses the folder; in Python folder and resume=True"
         )
 
     @classmethod

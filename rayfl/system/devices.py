@@ -12,7 +12,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from rayfl.config import Config, ConfigError, Kind, Named
+from rayfl.config import Config, ConfigError, Kind, Named, parse
 from rayfl.core.seeds import numpy_generator
 
 
@@ -257,10 +257,13 @@ def _table(path: str, changed: int) -> list[Device]:
     columns = ("name", "gflops", "down_mbps", "up_mbps", "sigma", "memory_mb")
     found = []
     for line, row in enumerate(rows_of(path, columns[:2], columns), 2):
+        where = f"{path}, line {line}"
         try:
-            found.append(DeviceClass(**{key: text for key, text in row.items() if text}).device())  # pyright: ignore
+            found.append(parse(DeviceClass, {key: text for key, text in row.items() if text}, where).device())
+        except ConfigError:
+            raise
         except ValueError as error:
-            raise ConfigError(f"{path}: line {line} is not valid: {' '.join(str(error).split()[:40])}") from None
+            raise ConfigError(f"{where}: {error}") from None
     return found
 
 

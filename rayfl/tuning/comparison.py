@@ -92,6 +92,8 @@ def sweep(
             record = _open_sweep(folder, plan)
             follow(record.path)
             progress.begin(plan.name, record.path)
+            for text in [] if resume else plan.notes:
+                progress.note(text)
             with ending(record, progress.end):
                 best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow), storage)
                 progress.phase(WRITING)

@@ -204,6 +204,15 @@ class Sweep:
             "trained": sorted({c for fact in facts for c in fact["trained"]}, reverse=True),
         }
 
+    @property
+    def notes(self) -> list[str]:
+        """Notes on the first points of the rows, each once, with its rows unless it is about all."""
+        rows: dict[str, list[str]] = {}
+        for row in self.rows:
+            for text in self.example(row).notes:
+                rows.setdefault(text, []).append(row)
+        return [text if len(of) == len(self.rows) else f"{', '.join(of)}: {text}" for text, of in rows.items()]
+
     def points_of(self, row: str) -> int:
         """Return the number of points that the row tries on the first seed."""
         return len(self.points[row]) if self.search.searcher == "random" else self.search.trials

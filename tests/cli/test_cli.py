@@ -107,11 +107,30 @@ def test_a_file_between_a_run_and_a_sweep(rayfl, config):
 
 
 def test_a_check_of_several_files_says_all(rayfl, config):
-    config("valid.yaml")
+    config("valid.yaml", method="heterofl")
     config("wrong.yaml", rounds=0)
     code, out, err = rayfl("check", "wrong.yaml", "nowhere", "valid.yaml")
-    assert code == 2 and out == "valid.yaml: valid run of fedavg\n"
+    assert code == 2 and out == "valid.yaml: valid run of heterofl\n"
     assert "wrong.yaml: rounds: 0 is not valid" in err and "nowhere: no such file" in err
+
+
+def test_a_check_says_what_a_run_would_say(rayfl, config, tmp_path):
+    config("few.yaml", clients={"count": 8, "capacities": [1]})
+    note = "clients.cohort: 8 instead of the default 10, because there are 8 clients\n"
+    assert rayfl("check", "few.yaml") == (0, f"few.yaml: valid run of fedavg\nfew.yaml: {note}", "")
+    experiment = {section: value for section, value in TINY.items() if section != "run"}
+    for count, said in ((8, f"s.yaml: {note}"), (16, f"s.yaml: a: {note}")):
+        experiment["clients"] = {"count": count, "capacities": [1]}
+        sweep = {"experiment": experiment, "rows": {"a": {"clients": {"count": 8}}, "b": None}, "search": {}}
+        tmp_path.joinpath("s.yaml").write_text(yaml.safe_dump(sweep))
+        assert rayfl("check", "s.yaml") == (0, f"s.yaml: valid sweep with 2 rows: a, b\n{said}", "")
+
+
+def test_a_name_that_no_method_is_like(rayfl, config):
+    config(method="fednova")
+    code, _, err = rayfl("check", "exp.yaml")
+    assert code == 2 and "exp.yaml: method.name: no method is called 'fednova'. Allowed: one of " in err
+    assert "fedrora" not in err and "Hint: `rayfl list --like TEXT`" in err
 
 
 def test_errors_in_a_search_space_name_it(rayfl, tmp_path):
@@ -215,14 +234,17 @@ def test_check_says_what_a_file_is(rayfl, config, tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": {"a": None, "b": None}}))
     code, out, _ = rayfl("check", config(), "sweep.yaml")
     assert code == 0
-    assert out.splitlines() == ["exp.yaml: valid run of fedavg", "sweep.yaml: valid sweep with 2 rows: a, b"]
+    assert [line for line in out.splitlines() if ": valid " in line] == [
+        "exp.yaml: valid run of fedavg",
+        "sweep.yaml: valid sweep with 2 rows: a, b",
+    ]
 
 
 def test_check_names_every_wrong_file(rayfl, config, tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": SWEPT | {name: 1}, "rows": {"a": None}}))
-    code, out, err = rayfl("check", "one.yaml", config(), "two.yaml")
-    assert code == 2 and out.splitlines() == ["exp.yaml: valid run of fedavg"]
+    code, out, err = rayfl("check", "one.yaml", config(method="heterofl"), "two.yaml")
+    assert code == 2 and out.splitlines() == ["exp.yaml: valid run of heterofl"]
     first, second = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "one.yaml: " in first and "'one'" in first and "two.yaml: " in second and "'two'" in second
 
@@ -234,8 +256,8 @@ def test_check_goes_on_after_an_error_in_a_users_code(rayfl, config, tmp_path, m
         "    def build(self, net):\n        return rayfl.linear(64, self.labels)\n"
     )
     (tmp_path / "ints.yaml").write_text(yaml.safe_dump({"model": "lab_model:Ints", "data": "digits"}))
-    code, out, err = rayfl("check", "ints.yaml", config())
-    assert code == 2 and out.splitlines() == ["exp.yaml: valid run of fedavg"]
+    code, out, err = rayfl("check", "ints.yaml", config(method="heterofl"))
+    assert code == 2 and out.splitlines() == ["exp.yaml: valid run of heterofl"]
     assert err.startswith("error: ints.yaml: AttributeError: 'int' object has no attribute 'length'")
     assert "return rayfl.linear(64, self.labels)" in err
 

@@ -342,6 +342,10 @@ def test_differences():
 
 def test_the_nearest_name():
     assert nearest("fedavgg", ["heterofl", "fedavg"]) == "Did you mean 'fedavg'? Allowed: fedavg, heterofl"
+    # too far: other methods, not typing errors
+    assert nearest("fednova", ["fedrora", "fedavg"]) == "Allowed: fedavg, fedrora"
+    for given, name in {"sdg": "sgd", "minst": "mnist", "optimiser": "optimizer", "lr": "lr_decay"}.items():
+        assert nearest(given, ["other", name]).startswith(f"Did you mean {name!r}? ")
     assert nearest("zzz", ["heterofl", "fedavg"]) == "Allowed: fedavg, heterofl"
     assert nearest("zzz", map(str, range(1000, 1150))).endswith(", 1098, 1099, and 50 more")
 

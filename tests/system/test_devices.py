@@ -80,11 +80,12 @@ def test_files_that_change_are_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the columns are missing"),
-        ("name,speed\na,1\n", "the columns name, speed. Allowed: name, gflops, optional down_mbps"),
-        ("name,gflops\na,-1\n", "line 2 is not valid"),
-        ("name,gflops\na\n", "line 2 does not have 2 cells"),
-        ("name,gflops\na,1,2\n", "line 2 does not have 2 cells"),
+        ("", ": the columns are missing"),
+        ("name,speed\na,1\n", ": the columns name, speed. Allowed: name, gflops, optional down_mbps"),
+        ("name,gflops\na,-1\n", ", line 2: gflops: '-1' is not valid. Allowed: more than 0"),
+        ("name,gflops\na,1\nb,fast\n", ", line 3: gflops: 'fast' is not valid. Allowed: a number"),
+        ("name,gflops\na\n", ": line 2 does not have 2 cells"),
+        ("name,gflops\na,1,2\n", ": line 2 does not have 2 cells"),
     ],
 )
 def test_bad_tables(tmp_path, text, message):
@@ -92,7 +93,7 @@ def test_bad_tables(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(ConfigError) as error:
         devices({"name": "table", "file": str(file)}).check(1)
-    assert str(error.value).startswith(f"{file}: {message}")
+    assert str(error.value).startswith(f"{file}{message}") and "pydantic" not in str(error.value)
 
 
 @pytest.mark.parametrize("given", [(0,), (-1,), (math.nan,), (1, -1), (1, math.nan), (1, math.inf)])
