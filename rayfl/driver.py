@@ -26,7 +26,7 @@ from rayfl.engine.checkpoints import (
 )
 from rayfl.engine.files import absolute, check_place, remove
 from rayfl.engine.locks import Temporary, clear_temporary, locked
-from rayfl.engine.simulation import STEP_SECONDS, Simulation, check_with, load_data
+from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
 from rayfl.engine.termination import deferred, reason
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.listeners import Listener, end, note, tell, tell_past
@@ -109,7 +109,7 @@ def run(
                 for listener in listeners:
                     listener.on_start(experiment.plain(), path, round)
                 if not resume:
-                    more += experiment.notes
+                    more += [*experiment.notes, *arrays.notes]
                 else:
                     done = round >= experiment.rounds
                     more.append(f"all {round} rounds are done" if done else f"resuming at round {round + 1}")
@@ -126,16 +126,12 @@ def run(
 
 
 def _loaded(experiment: Experiment, given: Arrays | None) -> Arrays:
-    if given is None:
-        return load_data(experiment)
-    if not isinstance(given, Arrays):
+    if given is not None and not isinstance(given, Arrays):
         raise ConfigError(
             f"arrays: {shown(given)} is not valid. Allowed: an object of rayfl.Arrays, such as the answer of "
             "`data.arrays()` of an experiment; data of your own are a section: data: rayfl.InMemory(x, y)"
         )
-    experiment.federate(given)
-    check_with(experiment, given)
-    return given
+    return load_data(experiment, given)
 
 
 class _Heard(Listener):
@@ -300,7 +296,7 @@ class Session:
             self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))
             for listener in self.listeners:
                 listener.on_start(self.experiment.plain(), None, 0)
-            note(self.listeners, *self.experiment.notes)
+            note(self.listeners, *self.experiment.notes, *arrays.notes)
             self._open = stack.pop_all()
         return self
 

@@ -28,6 +28,8 @@ class Arrays:
     """The same for the test samples, if users have their own test samples."""
     public: Split | None = None
     """Public samples from outside the training set, in the same format. Set by `DataSet.arrays`."""
+    notes: tuple[str, ...] = ()
+    """Messages for the user on the samples. Set by `DataSet.arrays`, completed by `load_data`."""
 
     @property
     def test_samples(self) -> int:

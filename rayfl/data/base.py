@@ -80,6 +80,11 @@ class DataSet(Named, ABC):
         return ()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Messages for the user on the loaded samples, such as files that were left out."""
+        return ()
+
+    @property
     def overlap(self) -> str:
         """Why samples contain parts of each other, so that none can be held out; "" if they do not."""
         return ""
@@ -105,6 +110,7 @@ class DataSet(Named, ABC):
                 f"data: x of the test set has the type {other}. Allowed: {stored} as in the training set, because "
                 "pixels of both are scaled alike"
             )
+        found = replace(found, notes=self.notes)
         return found if self.public is None else replace(found, public=self.public.split(self, found))
 
     @final

@@ -61,7 +61,7 @@ def federate(
     if source == "train":
         test = test.within(kept)
     train, local_validation = _hold_out_locally(train.within(kept), local_holdout, seed)
-    _require_some(validation, "evaluation.holdout", holdout, "the largest class")
+    _require_some(validation, "evaluation.holdout", holdout, f"the largest class{data.goal.doubt(arrays.train)}")
     _require_some(local_validation.idx, "evaluation.local_holdout", local_holdout, "the largest client")
     public_source = "train" if data.public is None or data.public.share else "public"
     prepare, goal = _fitted(data, arrays, train)

@@ -1,5 +1,6 @@
 """Image files with one folder per class."""
 
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,8 +15,12 @@ from rayfl.data.arrays import Arrays, Split
 from rayfl.data.images import LARGEST, Images
 from rayfl.data.own import OwnImages, Stored, with_test
 
-ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""Suffixes of image files; other files are ignored."""
+ENDINGS = tuple(
+    f".{one}" for one in "avif bmp gif j2k jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp".split()
+)
+"""Suffixes of image files; other files are left out, which is noted."""
+SHADE = 255
+"""Background of transparent images: white."""
 NAMED = 5
 """Maximum number of files listed in an error."""
 
@@ -23,7 +28,8 @@ NAMED = 5
 class Folder(OwnImages):
     """root/train/<class>/*.png and root/test/<class>/*.png, or root/<class>/*.png with a held-out test set.
 
-    Classes and images are in the order of their names, as sorted by Python.
+    Classes and images are in the order of their names, as sorted by Python. Images are turned as their EXIF data say,
+    and transparent parts become white. Other files than images are left out, which is noted.
     """
 
     name: Literal["folder"] = "folder"
@@ -55,7 +61,7 @@ class Folder(OwnImages):
         file = _files(_folders(self._parts()[0])[0])[0]
         try:
             with Image.open(file) as image:
-                return self.channels, image.height, image.width
+                return self.channels, *size_of(image)
         except Exception as error:
             raise _broken({file: error}) from None
 
@@ -79,6 +85,10 @@ class Folder(OwnImages):
         if test:
             return Arrays(samples, self._split(test[0], names, shape))
         return with_test(samples, self.goal, self.test_fraction)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(filter(None, map(_left_out, self._parts())))
 
     def _parts(self) -> list[Path]:
         """Return the folders of the training set and, if there is one, of the test set. Each contains class folders."""
@@ -135,12 +145,20 @@ def _pixels(file: Path, shape: tuple[int, int, int], size: int | None) -> np.nda
 
 
 def pixels_of(image: Any, shape: tuple[int, int, int], size: int | None) -> np.ndarray:
-    """Return a PIL image as [C, H, W] uint8, resized to `size` if given. Raise an error if it has another size."""
+    """Return a PIL image as [C, H, W] uint8: turned as its EXIF data say, transparent parts white, resized to `size` if
+    given. Raise an error if it has another size."""
     from PIL import Image, ImageOps
 
     channels, height, width = shape
     if image.mode.startswith(("I", "F")):
         raise _Unfit("it has more than 8 bits per channel")
+    # photos in the format MPO have a preview as second frame
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+        raise _Unfit(f"it has {image.n_frames} frames, not one")
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (SHADE,) * 4), image)
     image = image.convert("L" if channels == 1 else "RGB")
     if size is not None:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
@@ -149,17 +167,39 @@ def pixels_of(image: Any, shape: tuple[int, int, int], size: int | None) -> np.n
     return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
+def size_of(image: Any) -> tuple[int, int]:
+    """Return the height and width of a PIL image, turned as its EXIF data say."""
+    from PIL import ImageOps
+
+    width, height = ImageOps.exif_transpose(image).size
+    return height, width
+
+
 def _folders(part: Path) -> list[Path]:
     return sorted(folder for folder in part.iterdir() if folder.is_dir() and not folder.name.startswith("."))
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the images of a class. Raise ConfigError if there are none."""
-    found = sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS)
+    found = sorted(file for file in folder.iterdir() if _is_image(file))
     if not found:
         endings = ", ".join(ENDINGS)
         raise ConfigError(f"data.root: {folder} has no images. Allowed: one or more files that end in {endings}")
     return found
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in ENDINGS and not file.name.startswith(".")
+
+
+def _left_out(part: Path) -> str | None:
+    """Return a note on what the class folders contain beside images."""
+    others = [one for folder in _folders(part) for one in folder.iterdir() if not _is_image(one)]
+    kinds = Counter("folders" if one.is_dir() else one.suffix or "no ending" for one in others if one.name[0] != ".")
+    if not kinds:
+        return None
+    each = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"data.root: in the class folders of {part}, these are left out, because they are no images: {each}"
 
 
 def _broken(broken: Mapping[Path, Exception]) -> ConfigError:

@@ -27,6 +27,8 @@ from rayfl.data.scores import (
     Targets,
 )
 
+SURE, RARE = 10, 5
+"""More than `SURE` classes of fewer than `RARE` samples each, in the mean, may be numbers."""
 IGNORE_INDEX = -100
 """Label of padding, which losses and scores ignore."""
 
@@ -74,6 +76,10 @@ class Goal(ABC):
         """Number of different labels for partition rules."""
         return self.classes
 
+    def doubt(self, split: Mapping[str, np.ndarray]) -> str:
+        """Return a hint for errors and notes if the targets of a split look like those of another goal. Default: ""."""
+        return ""
+
     def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the label set of stored samples, [classes] bool. Default: all, where outputs are no classes of which
         a client can lack some."""
@@ -97,6 +103,12 @@ class Classes(Goal):
 
     def labels(self, split: Mapping[str, np.ndarray], train: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
         return split["y"]
+
+    def doubt(self, split: Mapping[str, np.ndarray]) -> str:
+        samples, found = len(split["y"]), len(np.unique(split["y"]))
+        if found <= SURE or samples >= RARE * found:
+            return ""
+        return f". Hint: data.target: numbers, if y are numbers (there are {found} classes and {samples} samples)"
 
     def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return label_set(samples["y"], self.classes)

@@ -14,13 +14,14 @@ from rayfl.config import Config, ConfigError, nearest, parse, shown
 from rayfl.data.arrays import Arrays, Column, Split
 from rayfl.data.base import DataSet
 from rayfl.data.files import OFFLINE
-from rayfl.data.folder import pixels_of
+from rayfl.data.folder import pixels_of, size_of
 from rayfl.data.goal import Goal
 from rayfl.data.images import LARGEST, Images
 from rayfl.data.own import OwnImages, Stored
 from rayfl.data.samples import Prepare
 from rayfl.data.scores import Targets
-from rayfl.data.table import Frame, Frames
+from rayfl.data.table import Frames
+from rayfl.data.table_files import Frame
 from rayfl.data.text.encoders import Tokens
 from rayfl.data.text.own import OwnText
 from rayfl.data.tokens import PAD, TokenTask
@@ -165,6 +166,10 @@ class HuggingFace(Source, DataSet):
     def unit(self) -> float | None:
         return self.inner.unit
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.inner.notes
+
     def load(self) -> Arrays:
         return self.inner.load()
 
@@ -231,8 +236,7 @@ class _Images(_Single, OwnImages):
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.size is not None:
             return self.channels, self.size, self.size
-        width, height = next(self._each("training", lambda image: image.size))
-        return self.channels, height, width
+        return self.channels, *next(self._each("training", size_of))
 
     @property
     def prepare(self) -> Images:

@@ -1,5 +1,6 @@
 """Base classes of the user's own data sets: images in a folder, arrays and functions of samples of any shape."""
 
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -102,6 +103,12 @@ def read_targets(y: Any, target: Targets, place: str) -> np.ndarray:
     return found
 
 
+def tidy(name: str) -> str:
+    """Return the name of a class, category or user without spaces at its ends and in Unicode's composed form, so that
+    names that look equal are equal."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
 def shape_of(x: np.ndarray, place: str) -> tuple[int, ...]:
     """Return the shape of one sample: a table's row [F], a series [C, T], or an image [C, H, W]."""
     if not 2 <= x.ndim <= 4:
@@ -136,7 +143,7 @@ def with_test(samples: Split, goal: Goal, fraction: float, users: np.ndarray | N
     if not len(held_out) or not len(kept):
         raise ConfigError(
             f"data: {len(samples['y'])} samples without a test set give {len(kept)} for training and {len(held_out)} "
-            "for testing. Allowed: a test set, or more samples per class"
+            f"for testing. Allowed: a test set, or more samples per class{goal.doubt(samples)}"
         )
     train, test = ({name: array[rows] for name, array in samples.items()} for rows in (kept, held_out))
     own = (None, None) if users is None else (users[kept], users[held_out])

@@ -1,54 +1,23 @@
 """Tables and series in files, and the two embedded tables of scikit-learn."""
 
-import functools
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl.config import ConfigError, nearest, shown
 from rayfl.data.arrays import Arrays, Split
 from rayfl.data.goal import Classes, Goal, Numbers
-from rayfl.data.own import Targeted, with_test
+from rayfl.data.own import Targeted, tidy, with_test
+from rayfl.data.table_files import NAMELESS, Format, Frame, read, separator_hint
 from rayfl.data.variables import Shaped
 
-Frame = Any
-"""A pandas.DataFrame. Its type stubs say of every column that it may be a number."""
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
-
-
-def _read_csv(file: Path, names: tuple[str, ...], sep: str = ",") -> Frame:
-    frame = pd.read_csv(file, sep=sep, dtype=dict.fromkeys(names, str), low_memory=False)
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise ValueError(f"rows have more cells than the header, which has {len(frame.columns)}")
-    return frame
-
-
-def _read_parquet(file: Path, names: tuple[str, ...]) -> Frame:
-    frame = pd.read_parquet(file)
-    if columns := [name for name in names if name in frame]:
-        # integers with missing values stay integers
-        exact = pd.read_parquet(file, columns=columns, dtype_backend="numpy_nullable")
-        frame = frame.assign(**{name: exact[name].array for name in columns})
-    return frame
-
-
-READERS: dict[str, Callable[[Path, tuple[str, ...]], Frame]] = {
-    ".csv": _read_csv,
-    ".tsv": functools.partial(_read_csv, sep="\t"),
-    ".parquet": _read_parquet,
-}
-"""Suffix of a file -> its reader, which reads the named columns as they are written: the type of no other value of the
-file changes them."""
-
-
-SEPARATORS = ". Hint: separate columns by commas in a .csv file, by tabs in a .tsv file"
 
 
 class Frames(Targeted, ABC):
@@ -56,15 +25,16 @@ class Frames(Targeted, ABC):
 
     Inputs are the columns `x`, which are numbers, or named in `categories`. A categorical column becomes one input per
     category of the whole training table, so that the network's size does not depend on the seed; a missing or unknown
-    category is 0 in all of them. Cells that pandas reads as missing are: empty ones, NA, None, null, nan and so on.
-    Means, medians and standard deviations are those of the clients' training rows.
-    Categories and users are compared as text, of which 1 and 1.0 are equal, because a file may have integers as floats.
+    category is 0 in all of them. Means, medians and standard deviations are those of the clients' training rows.
+    Categories, users and classes are compared as text without spaces at the ends, of which 1 and 1.0 are equal, because
+    a file may have integers as floats. In files, only their empty cells are missing; among numbers also NA, null, nan
+    and so on.
     """
 
     y: str | Names
     """Column of the targets. Several: numbers or labels. Classes are numbered in sorted order."""
     x: Names | None = None
-    """Columns of the inputs. Default: all but y and user."""
+    """Columns of the inputs. Default: all but y, user and columns without a name, such as row numbers."""
     categories: tuple[str, ...] = ()
     """Columns of the inputs that are categories, not numbers."""
     user: str | None = None
@@ -86,7 +56,7 @@ class Frames(Targeted, ABC):
         known = frame.columns.tolist()
         for column in columns:
             if column not in known:
-                hint = SEPARATORS if len(known) == 1 and set(";,\t") & set(str(known[0])) else ""
+                hint = separator_hint(str(known[0])) if len(known) == 1 else ""
                 raise ConfigError(f"data: no column is called {shown(column)}. {nearest(column, known)}{hint}")
         return frame
 
@@ -95,7 +65,8 @@ class Frames(Targeted, ABC):
         """Names of the input columns."""
         own = [*self._y, *self._user]
         known = self._train(*own, *(self.x or ()), *self.categories).columns.tolist()
-        inputs = list(self.x) if self.x is not None else [column for column in known if column not in own]
+        others = [column for column in known if column not in own and column not in self._nameless]
+        inputs = list(self.x) if self.x is not None else others
         if not inputs:
             raise ConfigError("data.x: the table has no column besides y and user. Allowed: at least one input")
         if wrong := [column for column in self._y if column in inputs]:
@@ -108,6 +79,11 @@ class Frames(Targeted, ABC):
                 f"{len(self.categories)} of categories. Allowed: a divisor of the number of columns, all numbers"
             )
         return inputs
+
+    @property
+    def _nameless(self) -> list[str]:
+        """Columns without a name."""
+        return [name for name in self._train().columns.tolist() if NAMELESS.fullmatch(str(name))]
 
     @property
     def _y(self) -> tuple[str, ...]:
@@ -134,20 +110,21 @@ class Frames(Targeted, ABC):
         return {name: tuple(_categories(frame[name])) if name in self.categories else () for name in self.inputs}
 
     @property
-    def class_values(self) -> Any:
-        """Values of the classes, sorted: a pandas.Index."""
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in their order."""
         if len(self._y) != 1:
             raise ConfigError("data.y: several columns are not valid with target: class. Allowed: one column")
-        found: Any = pd.unique(_complete(self._train(*self._y), self._y[0], "training"))
-        return pd.Index(np.sort(found))
+        column = self._train(*self._y)[self._y[0]]
+        _require_complete(_texts(column)[0] < 0, self._y[0], "training")
+        return tuple(_categories(column))
 
     @property
     def goal(self) -> Goal:
-        return self.goal_of(len(self.class_values) if self.target == "class" else len(self._y))
+        return self.goal_of(len(self.class_names) if self.target == "class" else len(self._y))
 
     @property
     def offers(self) -> Mapping[str, Any]:
-        names = {"class_names": tuple(map(str, self.class_values))} if self.target == "class" else {}
+        names = {"class_names": self.class_names} if self.target == "class" else {}
         return {**super().offers, **names}
 
     def load(self) -> Arrays:
@@ -158,6 +135,16 @@ class Frames(Targeted, ABC):
         if test is not None:
             return Arrays(found["training"], found["test"], users["training"], users["test"])
         return with_test(found["training"], self.goal, self.test_fraction, users["training"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        names = [name for name in self._nameless if self.x is None and name not in (*self._y, *self._user)]
+        if not names:
+            return ()
+        return (
+            f"data: columns without a name are no inputs ({', '.join(names)}). Hint: data.x, if they are not the row "
+            "numbers that pandas writes",
+        )
 
     def _split(self, frame: Frame, part: str) -> Split:
         """Return one split, with categories as numbers from 0, and NaN for missing values."""
@@ -190,18 +177,19 @@ class Frames(Targeted, ABC):
         return pd.DataFrame(found)
 
     def _target(self, frame: Frame, name: str, part: str) -> np.ndarray:
-        values = _complete(frame, name, part)
         if self.target != "class":
+            _require_complete(frame[name].isna(), name, part)
             found = _numbers(frame, name, part, "`target: class` for a column of classes")
             return found.astype(np.int64) if self.target == "labels" and not (found % 1).any() else found
-        known = self.class_values
-        place = known.get_indexer(values)
-        if (place < 0).any():
+        codes, texts = _texts(frame[name])
+        _require_complete(codes < 0, name, part)
+        number = {text: i for i, text in enumerate(self.class_names)}
+        if unknown := [text for text in texts if text and text not in number]:
             raise ConfigError(
-                f"data.y: the {part} table has the class {values[place < 0][0]!r}. Allowed: the classes of the "
-                f"training table: {', '.join(map(str, known[:20]))}"
+                f"data.y: the {part} table has the class {unknown[0]!r}. Allowed: the classes of the training table: "
+                f"{', '.join([*number][:20])}"
             )
-        return place
+        return np.array([number.get(text, -1) for text in texts])[codes]
 
 
 class Table(Frames):
@@ -214,27 +202,31 @@ class Table(Frames):
     test: str | None = None
     """File of the test rows with the same columns. Default: a part of the training rows (`test_fraction`)."""
 
+    separator: str | None = Field(default=None, min_length=1, max_length=1)
+    """Character between the columns of a .csv or .tsv file. Default: a comma, in a .tsv file a tab."""
+    decimal: Literal[".", ","] = "."
+    """Decimal mark of the numbers of a .csv or .tsv file."""
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> Self:
+        if self.separator is not None and self.separator in (self.decimal, '"', "\n", "\r"):
+            raise ConfigError(
+                f"separator: {shown(self.separator)} is not valid. Allowed: a character other than data.decimal, "
+                "quotes and ends of lines"
+            )
+        if (
+            self.decimal == ","
+            and self.separator is None
+            and any(f.endswith(".csv") for f in (self.train, self.test or ""))
+        ):
+            raise ConfigError('decimal: "," is not valid with commas between columns. Allowed: with data.separator')
+        return self
+
     def frames(self) -> tuple[Frame, Frame | None]:
-        names = tuple(name for name in dict.fromkeys((*self.categories, *self._user)) if name not in self._y)
-        return _read("train", self.train, names), None if self.test is None else _read("test", self.test, names)
-
-
-def _read(field: str, path: str, names: tuple[str, ...]) -> Frame:
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"data.{field}: the file {path!r} does not exist. Allowed: an existing file")
-    if file.suffix not in READERS:
-        raise ConfigError(f"data.{field}: {path!r} is not valid. Allowed: files that end in {', '.join(READERS)}")
-    return _read_once(field, file, file.stat().st_mtime_ns, names)
-
-
-@functools.lru_cache(maxsize=4)
-def _read_once(field: str, file: Path, changed: int, names: tuple[str, ...]) -> Frame:
-    try:
-        return READERS[file.suffix](file, names)
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"data.{field}: {file} cannot be read ({reason}). Allowed: a {file.suffix} file") from None
+        of_text = (*self.categories, *self._user, *(self._y if self.target == "class" else ()))
+        names = tuple(name for name in dict.fromkeys(of_text) if self.target == "class" or name not in self._y)
+        form = Format(names, self.separator, self.decimal)
+        return read("train", self.train, form), None if self.test is None else read("test", self.test, form)
 
 
 def _numbers(
@@ -246,9 +238,12 @@ def _numbers(
         found: Any = pd.to_numeric(frame[name])
         return found.to_numpy(np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        if re.search(r"\d,\d", reason):
+            hint = f'data.decimal: ",", or {hint}'
         raise ConfigError(
-            f"data: column {name!r} of the {part} table is no column of numbers ({str(error).splitlines()[0]}). "
-            f"Allowed: numbers. Hint: {hint}"
+            f"data: column {name!r} of the {part} table is no column of numbers ({reason}). Allowed: numbers. Hint: "
+            f"{hint}"
         ) from None
 
 
@@ -268,23 +263,24 @@ def _require_exact(x: np.ndarray, names: Sequence[str], part: str) -> None:
             )
 
 
-def _complete(frame: Frame, name: str, part: str) -> np.ndarray:
-    """Return the values of a column without missing values."""
-    if count := int(frame[name].isna().sum()):
+def _require_complete(missing: Any, name: str, part: str) -> None:
+    """Raise a ConfigError if values of a column are missing [N]."""
+    if count := int(missing.sum()):
         raise ConfigError(f"data: column {name!r} of the {part} table has {count} missing values. Allowed: none")
-    return frame[name].to_numpy()
 
 
 def _texts(column: Any) -> tuple[np.ndarray, list[str]]:
-    """Return the place of every value in the list of different texts, [N] int64, -1 for missing ones, and the list.
-    Whole numbers have no decimals."""
+    """Return the place of every value in a list of texts (`tidy`), [N] int64, -1 for missing and blank ones, and the
+    list, in which texts may be equal. Whole numbers have no decimals."""
     codes, values = pd.factorize(column)
-    return codes, [re.sub(r"^([+-]?\d+)\.0*$", r"\1", str(value)) for value in values]
+    texts = [re.sub(r"^([+-]?\d+)\.0*$", r"\1", tidy(str(value))) for value in values]
+    is_blank = np.array([*(not text for text in texts), True])
+    return np.where(is_blank[codes], -1, codes), texts
 
 
 def _categories(column: Any) -> list[str]:
     """Return the different texts of a column: in the order of their numbers if all are numbers, otherwise as text."""
-    texts = sorted(set(_texts(column)[1]))
+    texts = sorted(set(_texts(column)[1]) - {""})
     numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)
     return texts if np.isnan(numbers).any() else [texts[i] for i in np.argsort(numbers, kind="stable")]
 

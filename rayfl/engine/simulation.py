@@ -24,6 +24,7 @@ from rayfl.core.server_optimizers import MOMENTS
 from rayfl.core.tensors import as_tensor, norm
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
+from rayfl.data.notes import notes_on
 from rayfl.engine import checkpoints, traffic
 from rayfl.engine.checked import Checked, Diverged, check_finite
 from rayfl.engine.client_states import ClientStates
@@ -424,12 +425,13 @@ def _by_version(groups: State, numbers: Iterable[int]) -> tuple[State, dict[int,
     return state, versions
 
 
-def load_data(experiment: Experiment) -> Arrays:
-    """Load the arrays and make every check that needs them, before anything else is started."""
-    arrays = experiment.data.arrays()
-    experiment.federate(arrays)
+def load_data(experiment: Experiment, arrays: Arrays | None = None) -> Arrays:
+    """Load the arrays, unless they are given, and make every check that needs them, before anything else is started.
+    Their `notes` are complete."""
+    arrays = experiment.data.arrays() if arrays is None else arrays
+    federation = experiment.federate(arrays)
     check_with(experiment, arrays)
-    return arrays
+    return replace(arrays, notes=notes_on(experiment.data, arrays, federation))
 
 
 def check_with(experiment: Experiment, arrays: Arrays) -> None:

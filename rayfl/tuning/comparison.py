@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
+from rayfl.data.notes import notes_on
 from rayfl.driver import LOADING, WRITING, claimed, ending
 from rayfl.engine.files import absolute
 from rayfl.engine.on_ray.cluster import cluster
@@ -81,7 +82,7 @@ def sweep(
         if arrays is None:
             progress.phase(LOADING)
             arrays = plan.first.data.arrays()
-        splits = _splits(plan, arrays)
+        splits, notes = _splits(plan, arrays)
         # before Ray starts, and again with what a running cluster has
         check_room(plan, address)
         progress.phase("starting Ray")
@@ -92,7 +93,7 @@ def sweep(
             record = _open_sweep(folder, plan)
             follow(record.path)
             progress.begin(plan.name, record.path)
-            for text in [] if resume else plan.notes:
+            for text in [] if resume else [*plan.notes, *notes]:
                 progress.note(text)
             with ending(record, progress.end):
                 best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow), storage)
@@ -113,19 +114,20 @@ def _open_sweep(folder: Path, plan: Sweep) -> RunFolder:
     return RunFolder.create(folder, plan.name, plan.plain(), tags, plan.facts(), kind="sweep")
 
 
-def _splits(plan: Sweep, arrays: Arrays) -> dict[str, Experiment]:
-    """Return plot name -> experiment, one for each different split of the data in the rows. Raise a ConfigError,
-    with the row, for what a row's data and files show."""
+def _splits(plan: Sweep, arrays: Arrays) -> tuple[dict[str, Experiment], list[str]]:
+    """Return plot name -> experiment, one for each different split of the data in the rows, and notes on the data.
+    Raise a ConfigError, with the row, for what a row's data and files show."""
     splits: dict[str, tuple[str, Experiment]] = {}
+    notes: dict[str, None] = {}
     for row in plan.rows:
         experiment = plan.example(row)
         evaluation = experiment.evaluation
         key = repr((experiment.partition, experiment.clients.count, evaluation.holdout, evaluation.local_holdout))
         try:
             if key not in splits:
-                experiment.federate(arrays)
+                notes |= dict.fromkeys(notes_on(experiment.data, arrays, experiment.federate(arrays)))
             check_with(experiment, arrays)
         except ConfigError as error:
             raise ConfigError(f"{plan.place(row)}: {error}") from None
         splits.setdefault(key, (f"labels-{row}" if splits else "labels", experiment))
-    return dict(splits.values())
+    return dict(splits.values()), list(notes)

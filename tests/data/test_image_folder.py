@@ -66,6 +66,49 @@ def test_images_of_several_sizes_are_resized_and_cut_in_the_middle(flowers):
     assert x.shape == (3, 3, 3, 3) and (x[1] == 200).all()
 
 
+def test_transparent_parts_are_white(flowers):
+    """Black marks that are in the alpha channel only; a palette with a transparent colour."""
+    rose = flowers / "train" / "rose"
+    pixels = np.zeros((4, 4, 4), np.uint8)
+    pixels[1, :, 3] = 255
+    Image.fromarray(pixels).save(rose / "b.png")
+    Image.new("P", (4, 4), 0).save(rose / "c.png", transparency=0)
+    x = Folder(root=str(flowers)).arrays().train["x"]
+    assert (x[1, :, 1] == 0).all() and (x[1, :, [0, 2, 3]] == 255).all() and (x[2] == 255).all()
+
+
+def test_images_are_turned_as_their_exif_data_say(flowers):
+    """Phones store upright photos on their side; a note says 6: turn clockwise."""
+    bar = np.zeros((4, 2, 3), np.uint8)
+    bar[:, 0] = 255
+    for file in (flowers / "train" / "rose" / "a.PNG", flowers / "train" / "rose" / "b.png"):
+        image = Image.fromarray(bar.transpose(1, 0, 2)[:, ::-1])
+        image.getexif()[0x0112] = 6
+        image.save(file, exif=image.getexif())
+    for file in [*flowers.glob("*/tulip/*")]:
+        Image.fromarray(bar).save(file)
+    data = Folder(root=str(flowers))
+    x = data.arrays().train["x"]
+    assert data.shape == (3, 4, 2)
+    assert x[0, 0].tolist() in ([[255, 0]] * 4, [[0, 255]] * 4) and (x[0] == x[1]).all()
+
+
+def test_other_files_are_noted_and_images_with_several_frames_refused(flowers):
+    rose = flowers / "train" / "rose"
+    Image.new("L", (4, 4), 5).save(rose / "d.gif")
+    (rose / "e.heic").touch()
+    (rose / "more").mkdir()
+    arrays = Folder(root=str(flowers)).arrays()
+    assert arrays.train["x"][:, 0, 0, 0].tolist() == [1, 2, 5, 3]
+    assert arrays.notes == (
+        f"data.root: in the class folders of {flowers}/train, these are left out, because they are no images: 1 .heic, "
+        "1 .txt, 1 folders",
+    )
+    frames = [Image.new("L", (4, 4), i) for i in range(3)]
+    frames[0].save(rose / "d.gif", save_all=True, append_images=frames[1:])
+    assert message(Folder(root=str(flowers)).arrays) == f"{BROKEN.format(1)}\n  {rose}/d.gif: it has 3 frames, not one"
+
+
 def test_without_train_and_test_a_part_is_held_out(tmp_path):
     for i in range(10):
         save(tmp_path / "cat", f"{i}.png", (i, 0, 0))
@@ -124,8 +167,8 @@ def test_folders_that_do_not_fit(flowers, tmp_path_factory):
     assert refused() == (f"data.root: {flowers}/test has the class 'lily'. Allowed: the classes of train/: rose, tulip")
     (flowers / "test" / "lily").rename(flowers / "train" / "lily")
     assert refused() == (
-        f"data.root: {flowers}/train/lily has no images. Allowed: one or more files that end in .bmp, .jpeg, .jpg, "
-        ".pgm, .png, .ppm, .tif, .tiff, .webp"
+        f"data.root: {flowers}/train/lily has no images. Allowed: one or more files that end in .avif, .bmp, .gif, "
+        ".j2k, .jfif, .jp2, .jpe, .jpeg, .jpg, .pbm, .pgm, .png, .pnm, .ppm, .tga, .tif, .tiff, .webp"
     )
     (flowers / "train" / "lily").rmdir()
     (flowers / "test").rename(flowers / "validation")

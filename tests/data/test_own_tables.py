@@ -163,6 +163,71 @@ def test_users_with_long_numbers_are_told_apart_if_one_is_missing(tmp_path, suff
     assert arrays.users.tolist() == ["9007199254740992", "9007199254740993", ""] * 2
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_names_that_pandas_takes_for_missing_values(tmp_path, suffix):
+    """Among users, categories and classes only empty cells are missing, among numbers all of these."""
+    names = ["NA", "None", "null", "nan", "", "US"] * 2
+    frame = pd.DataFrame({"age": ["NA", *"12345"] * 2, "kind": names, "user": names, "y": ["NA", "None"] * 6})
+    if suffix == ".parquet":
+        frame = frame.assign(age=pd.to_numeric(frame["age"], errors="coerce"))
+    file = written(frame, tmp_path / f"a{suffix}")
+    options = {"x": ["age", "kind"], "categories": ["kind"], "user": "user", "missing": "mean"}
+    data = read_data(name="table", train=file, test=file, y="y", **options)
+    arrays = data.arrays()
+    assert data.class_names == ("NA", "None") and data.input_columns["kind"] == ("NA", "None", "US", "nan", "null")
+    assert arrays.users.tolist() == names and arrays.train["x"][:6, 1].tolist() == [0, 1, 4, 3, -1, 2]
+    assert np.isnan(arrays.train["x"][:, 0]).tolist() == [True, *[False] * 5] * 2
+
+
+def test_names_that_look_equal_are_equal(tmp_path):
+    """Spaces at the ends, and an accent that is a character of its own."""
+    names = ["caf\u00e9", "cafe\u0301 ", "tea", " tea"] * 5
+    file = written(pd.DataFrame({"age": 1.5, "kind": names, "user": names, "y": names}), tmp_path / "a.csv")
+    data = read_data(name="table", train=file, x=["age", "kind"], categories=["kind"], y="y", user="user")
+    assert data.class_names == data.input_columns["kind"] == ("caf\u00e9", "tea")
+    assert set(data.arrays().users) == {"caf\u00e9", "tea"}
+    text = read_data(name="text", train=file, text="age", label="y", user="user")
+    assert text.class_names == ("caf\u00e9", "tea") and len(np.unique(text.arrays().users)) == 2
+
+
+def test_classes_are_in_the_order_of_numbers_and_equal_in_all_files(tmp_path):
+    train = written(pd.DataFrame({"age": 1.5, "y": [10, 9, 1] * 5}), tmp_path / "a.csv")
+    test = written(pd.DataFrame({"age": 1.5, "y": [9.0, 10.0]}), tmp_path / "b.parquet")
+    data = read_data(name="table", train=train, test=test, y="y")
+    assert data.class_names == ("1", "9", "10") and data.arrays().test["y"].tolist() == [1, 2]
+
+
+def test_columns_without_a_name_are_no_inputs(table, tmp_path):
+    """`DataFrame.to_csv` writes row numbers, which give away the class of sorted rows."""
+    file = tmp_path / "patients.csv"
+    PATIENTS.to_csv(file)
+    pd.read_csv(file).to_csv(file)
+    options = {"train": str(file), "categories": ["sex", "hospital"]}
+    data = table(**options, x=None)
+    assert data.inputs == ["age", "sex", "beats", "hospital", "days"]
+    assert data.arrays().notes == (
+        "data: columns without a name are no inputs (Unnamed: 0.1, Unnamed: 0). Hint: data.x, if they are not the row "
+        "numbers that pandas writes",
+    )
+    data = table(**options, x=["Unnamed: 0", "sex", "hospital"])
+    assert data.inputs[0] == "Unnamed: 0" and not data.arrays().notes
+
+
+def test_separators_and_decimal_marks(table, tmp_path):
+    """As spreadsheets in half of Europe write them."""
+    file = tmp_path / "european.csv"
+    PATIENTS.to_csv(file, index=False, sep=";", decimal=",")
+    own = table(train=str(file), separator=";", decimal=",").arrays()
+    assert np.array_equal(own.train["x"], table().arrays().train["x"], equal_nan=True)
+    hint = 'Hint: data.separator: ";" (and data.decimal: ",", if numbers are written so)'
+    assert message(table(train=str(file)).arrays).endswith(f". Allowed: a .csv file. {hint}")
+    assert 'Hint: data.decimal: ",", or name it' in message(table(train=str(file), separator=";").arrays)
+    assert message(lambda: table(decimal=",")) == (
+        'exp.yaml: data: decimal: "," is not valid with commas between columns. Allowed: with data.separator'
+    )
+    assert "Allowed: a character other than data.decimal" in message(lambda: table(separator="."))
+
+
 def test_a_test_table_without_users_is_refused(table, tmp_path):
     file = written(PATIENTS.drop(columns="hospital"), tmp_path / "test.csv")
     assert message(table(test=file, user="hospital").arrays) == (
@@ -313,8 +378,8 @@ def test_a_wrong_target_is_refused_before_its_classes_are_counted(table, tmp_pat
     assert message(lambda: table(y="il").goal).startswith("data: no column is called 'il'. Did you mean 'ill'?")
     PATIENTS.to_csv(tmp_path / "semicolons.csv", index=False, sep=";")
     assert message(lambda: table(train=str(tmp_path / "semicolons.csv")).goal) == (
-        "data: no column is called 'ill'. Allowed: age;sex;beats;hospital;ill;days. Hint: separate columns by commas "
-        "in a .csv file, by tabs in a .tsv file"
+        "data: no column is called 'ill'. Allowed: age;sex;beats;hospital;ill;days. Hint: data.separator: \";\" "
+        '(and data.decimal: ",", if numbers are written so)'
     )
 
 

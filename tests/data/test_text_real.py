@@ -81,8 +81,8 @@ def test_shakespeare_as_a_stand_in_for_stack_overflow():
 
 def test_ag_news():
     data = read("ag_news", file="train_subset.csv")
-    with pytest.warns(UserWarning, match="texts of ag_news are longer than 128 tokens"):
-        arrays = data.arrays()
+    arrays = data.arrays()
+    assert any("texts of ag_news are longer than 128 tokens" in note for note in arrays.notes)
     assert len(arrays.train["y"]) == 17_179 and np.bincount(arrays.test["y"]).tolist() == [1900] * 4
     assert np.bincount(arrays.train["y"][:13_638]).tolist() == [3432, 3432, 3393, 3381]
 

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -115,15 +114,23 @@ class TextData(TokenData, ABC):
             "tokenizer": [[path.name, digest(path)] for path in self._tokenizer()],
             "code": _code_of(type(self)),
         }
-        found = _unpacked(cached(key, lambda: _packed(self._tokenised())))
-        texts = (len(found.train.tokens.lengths), len(found.test.tokens.lengths))
+        return _unpacked(cached(key, lambda: _packed(self._tokenised())))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        corpus, found = self.corpus(), []
+        texts = (len(corpus.train.tokens.lengths), len(corpus.test.tokens.lengths))
         if self.published not in (None, texts):
-            warnings.warn(
+            found.append(
                 f"data: the files of {self.name} have {texts[0]} + {texts[1]} texts. The published ones have "
-                f"{self.published[0]} + {self.published[1]}",
-                stacklevel=2,
+                f"{self.published[0]} + {self.published[1]}"
             )
-        return found
+        if corpus.cut:
+            found.append(
+                f"data.max_length: {corpus.cut} of {sum(texts)} texts of {self.name} are longer than {self.longest} "
+                "tokens and were truncated"
+            )
+        return tuple(found)
 
     def _tokenised(self) -> Corpus:
         train, test, known = self.read()
@@ -182,13 +189,6 @@ class LabelledText(TextData, ABC):
 
     def load(self) -> Arrays:
         corpus, task = self.corpus(), self.token_task
-        if corpus.cut:
-            texts = len(corpus.train.tokens.lengths) + len(corpus.test.tokens.lengths)
-            warnings.warn(
-                f"data.max_length: {corpus.cut} of {texts} texts of {self.name} are longer than {self.max_length} "
-                "tokens and were truncated",
-                stacklevel=2,
-            )
         train, test = (
             task.split(padded(part.tokens, task.stored), part.y, self.name) for part in (corpus.train, corpus.test)
         )

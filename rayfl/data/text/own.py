@@ -11,6 +11,7 @@ from pydantic import Field
 from rayfl.config import ConfigError, shown
 from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import UNKNOWN, Arrays, Split
+from rayfl.data.own import tidy
 from rayfl.data.partition import hold_out
 from rayfl.data.partition.base import rank
 from rayfl.data.text.base import LabelledText, LanguageText, Part, Texts, chunked
@@ -83,7 +84,9 @@ class OwnText(LabelledText, LanguageText):
         asked = {"text": self.text, "text_pair": self.text_pair, "user": self.user}
         asked["label"] = self.label if self.task == "classes" else None
         found = {of: column(table, name, of, path) for of, name in asked.items() if name is not None}
-        return found | {of: not_empty(found[of], of, path) for of in ("text", "label") if of in found}
+        found |= {of: not_empty(found[of], of, path) for of in ("text", "label") if of in found}
+        # a class may be a space
+        return found | {of: [tidy(cell) or cell for cell in found[of]] for of in ("label", "user") if of in found}
 
     def _texts(self, found: Table, classes: Sequence[str], users: Mapping[str, int]) -> Texts:
         y = None
