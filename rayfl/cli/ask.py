@@ -130,11 +130,11 @@ def check(
             return [check_cluster(path)]
         if is_sweep(load_yaml(path)):
             plan = load_sweep(path)
-            _check_data(path, list(map(plan.example, plan.rows)))
-            return [f"valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}", *plan.notes]
+            notes = _checked_data(path, list(map(plan.example, plan.rows)))
+            return [f"valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}", *plan.notes, *notes]
         experiment = load_experiment(path)
-        _check_data(path, [experiment])
-        return [f"valid run of {experiment.method.name}", *experiment.notes]
+        notes = _checked_data(path, [experiment])
+        return [f"valid run of {experiment.method.name}", *experiment.notes, *notes]
 
     wrong = []
     for file in files:
@@ -150,13 +150,18 @@ def check(
         raise ConfigError("\nerror: ".join(wrong))
 
 
-def _check_data(path: Path, experiments: "list[Experiment]") -> None:
-    """Raise a ConfigError if experiments on one data set cannot use it. Of files, only the user's tables are loaded."""
-    data = experiments[0].data
+def _checked_data(path: Path, experiments: "list[Experiment]") -> list[str]:
+    """Raise a ConfigError if experiments on one data set cannot use it, otherwise return notes on it. Of files, only
+    the user's tables are loaded."""
+    from rayfl.data.notes import notes_on
+
+    data, notes = experiments[0].data, {}
     if _is_here(data) and (data.public is None or data.public.data is None or _is_here(data.public.data)):
         arrays = located(path, data.arrays)
         for experiment in experiments:
-            located(path, partial(experiment.federate, arrays))
+            federation = located(path, partial(experiment.federate, arrays))
+            notes |= dict.fromkeys(notes_on(data, arrays, federation))
+    return list(notes)
 
 
 def _is_here(data: "DataSet") -> bool:
