@@ -12,15 +12,20 @@ import torch
 from pydantic import Field, StrictBool, field_validator
 from torch import nn
 
-from rayfl.config import Config
+from rayfl.config import Config, ConfigError
 from rayfl.core import norms
 from rayfl.core.net import Answer
-from rayfl.core.seeds import numpy_generator
+from rayfl.core.seeds import numpy_generator, torch_generator
+from rayfl.core.tensors import as_tensor
+from rayfl.data.arrays import Arrays
+from rayfl.data.base import DataSet
 from rayfl.data.samples import Batch, ClientData
 from rayfl.data.scores import SCORES_KIND, Score
 from rayfl.training.settings import Fill, answered, every_exit, mask_logits
 
 K = TypeVar("K", bound=Hashable)
+PROBED, MOST_OUTPUTS = 256, 2**20
+"""Maximum numbers of samples and outputs with which scores are checked before a run."""
 
 
 class Evaluation(Config):
@@ -69,7 +74,52 @@ class Evaluation(Config):
         return 4 * self.batch_size
 
 
+def check_scores(scores: Sequence[Score], data: DataSet, arrays: Arrays) -> None:
+    """Raise a ConfigError if a score cannot be computed for a few test samples and random outputs."""
+    goal, total = data.goal, arrays.test_samples
+
+    def targets(count: int) -> torch.Tensor:
+        rows = np.linspace(0, total - 1, min(count, total)).astype(np.int64)
+        samples = {name: as_tensor(array[rows]) for name, array in arrays.test.items()}
+        return data.prepare.batch(data.prepare.whole(samples), None)[1]
+
+    def outputs(y: torch.Tensor) -> torch.Tensor:
+        shape = (*y.shape, goal.classes) if goal.targets == "class" else y.shape
+        return torch.randn(shape, generator=torch_generator(0, "scores"))
+
+    y = targets(max(1, min(PROBED, MOST_OUTPUTS // outputs(targets(1)).numel())))
+    for score in scores:
+        try:
+            counts = counted(score, *goal.rows(outputs(y), y, score.part))
+            value = score.value(counts)
+            size = np.size(np.asarray(value))
+            if size != 1:
+                raise ConfigError(f"evaluation.scores: {score.name}.value returns {size} numbers. Allowed: one number")
+            _ = float(value), score.values(counts[None]), score.counted(counts[None])
+        except ConfigError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(
+                f"evaluation.scores: {score.name} fails on {len(y)} test samples and random outputs ({reason}). "
+                "Allowed: `counts` that returns a tensor [k] of numbers that add up over batches, and `value` that "
+                "returns a number"
+            ) from error
+
+
 # on a worker
+
+
+def counted(score: Score, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the counts [k] of rows. A ConfigError names the score if it returns something else."""
+    found = score.counts(logits, y)
+    if isinstance(found, torch.Tensor) and found.dim() == 1:
+        return found
+    shape = f" of shape {list(found.shape)}" if isinstance(found, torch.Tensor | np.ndarray) else ""
+    raise ConfigError(
+        f"evaluation.scores: {score.name}.counts returns {type(found).__name__}{shape}. Allowed: a tensor [k] of "
+        "numbers that add up over batches"
+    )
 
 
 @dataclass(frozen=True)
@@ -111,10 +161,10 @@ def judge(
             goal = pieces[i].goal
             if len(given) > 1:
                 first = scores[0]
-                add_to(exits[i], {k: first.counts(*goal.rows(z, y, first.part)) for k, z in enumerate(given)})
+                add_to(exits[i], {k: counted(first, *goal.rows(z, y, first.part)) for k, z in enumerate(given)})
             logits = answered(tuple(given), answer)
             rows = {part: goal.rows(logits, y, part) for part in {score.part for score in scores}}
-            counts = {measure: score.counts(*rows[score.part]) for measure, score in measures.items()}
+            counts = {measure: counted(score, *rows[score.part]) for measure, score in measures.items()}
             add_to(sums[i], {score.label: counts[score.measure] for score in scores})
     return [
         Judged(len(piece), {name: t.cpu() for name, t in found.items()}, tuple(t.cpu() for t in early.values()))

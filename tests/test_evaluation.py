@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pytest
 import torch
-from helpers import NESTED, Doubled, Pruned, run, simulate, tiny
+from helpers import NESTED, Doubled, Pruned, message, run, simulate, tiny
 
 from rayfl import InMemory
 from rayfl.core import norms
@@ -19,6 +19,7 @@ from rayfl.data.samples import ClientData
 from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Perplexity, Score, TopK
 from rayfl.engine import worker
 from rayfl.engine.evaluator import grouped, spans_of
+from rayfl.engine.simulation import load_data
 from rayfl.evaluation import Evaluation, judge
 from rayfl.methods import METHODS
 from rayfl.methods.distillation import DISTILLATION
@@ -392,6 +393,45 @@ def test_a_user_s_scores_stand_in_every_line(tmp_path):
     found = simulation.experiment.metrics()
     assert {name for name in line if "margin" in name} <= found.keys()
     assert (found["local_margin_mean"].better, found["local_margin_mean"].split) == ("max", "clients")
+
+
+class Listed(Margin):
+    def counts(self, logits, y):
+        return super().counts(logits, y).tolist()
+
+
+class Square(Margin):
+    def counts(self, logits, y):
+        return torch.ones(2, 3)
+
+
+class Many(Margin):
+    def value(self, sums):
+        return [[0.5, 1.0]]
+
+
+class Failing(Margin):
+    def value(self, sums):
+        return {}["tau"]
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (Listed, "{}.counts returns list. Allowed: a tensor [k] of numbers that add up over batches"),
+        (Square, "{}.counts returns Tensor of shape [2, 3]. Allowed: a tensor [k] of numbers that add up over batches"),
+        (Many, "{}.value returns 2 numbers. Allowed: one number"),
+        (
+            Failing,
+            "{} fails on 24 test samples and random outputs (KeyError: 'tau'). Allowed: `counts` that returns a tensor "
+            "[k] of numbers that add up over batches, and `value` that returns a number",
+        ),
+    ],
+)
+def test_scores_that_answer_no_numbers_are_refused_before_a_run(score, expected):
+    name = f"{__name__}:{score.__name__}"
+    experiment = tiny(evaluation={"scores": [name]})
+    assert message(load_data, experiment) == f"evaluation.scores: {expected.format(name)}"
 
 
 class Single(Margin):

@@ -3,7 +3,6 @@
 Scores are additive: every batch gives a vector of counts, and the sum over all batches and workers gives the value.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import ClassVar, Literal
@@ -171,17 +170,24 @@ class TopK(Mean):
         return _shares((guesses == y[:, None]).any(1))
 
 
-class MacroF1(Score):
+class ByClass(Score):
+    """A score of three numbers per class: correct predictions, predictions and labels, [3 C]."""
+
+    @property
+    def measure(self) -> Hashable:
+        return type(self).counts, self.part
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        classes, predicted = logits.shape[1], logits.argmax(1)
+        counted = [torch.bincount(found, minlength=classes) for found in (y[predicted == y], predicted, y)]
+        return torch.cat(counted)
+
+
+class MacroF1(ByClass):
     """Unweighted mean over classes of F1 = 2 TP / (predicted + labelled). Classes without predictions and labels are
     ignored (as in scikit-learn's f1_score with average="macro")."""
 
     name: Literal["macro_f1"] = "macro_f1"
-
-    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return correct predictions, predictions and labels per class, [3 C]."""
-        classes, predicted = logits.shape[1], logits.argmax(1)
-        counted = [torch.bincount(found, minlength=classes) for found in (y[predicted == y], predicted, y)]
-        return torch.cat(counted)
 
     def value(self, sums: torch.Tensor) -> float:
         right, predicted, labelled = sums.double().view(3, -1)
@@ -189,21 +195,16 @@ class MacroF1(Score):
         return float((2 * right[seen] / (predicted + labelled)[seen]).mean()) if seen.any() else 0.0
 
 
-class Matthews(Score):
+class Matthews(ByClass):
     """Correlation of predictions and labels (Matthews 1975; Gorodkin 2004 for more than two classes), from -1 to 1; 0
     if all predictions or all labels are one class, as in scikit-learn's matthews_corrcoef."""
 
     name: Literal["matthews"] = "matthews"
 
-    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the confusion matrix, label by prediction, [C * C]."""
-        classes = logits.shape[1]
-        return torch.bincount(y * classes + logits.argmax(1), minlength=classes**2)
-
     def value(self, sums: torch.Tensor) -> float:
-        found = sums.double().view(math.isqrt(len(sums)), -1)
-        labelled, guessed, total = found.sum(1), found.sum(0), found.sum()
-        covariance = found.trace() * total - labelled @ guessed
+        right, guessed, labelled = sums.double().view(3, -1)
+        total = labelled.sum()
+        covariance = right.sum() * total - labelled @ guessed
         spread = (total**2 - labelled @ labelled) * (total**2 - guessed @ guessed)
         return float(covariance / spread.sqrt()) if spread > 0 else 0.0
 
@@ -278,8 +279,9 @@ class ExactMatch(Mean):
         return _shares(((logits > 0) == (y > 0)).all(1))
 
 
-class LabelF1(MacroF1):
-    """Unweighted mean over labels of F1, as `MacroF1`."""
+class LabelF1(ByClass):
+    """Unweighted mean over labels of F1 = 2 TP / (predicted + labelled). A label without predictions and labels counts
+    0 (as in scikit-learn's f1_score with average="macro" and zero_division=0)."""
 
     name: Literal["label_f1"] = "label_f1"
     of_targets: ClassVar = "labels"
@@ -287,6 +289,10 @@ class LabelF1(MacroF1):
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         predicted, labelled = logits > 0, y > 0
         return torch.cat([found.sum(0) for found in (predicted & labelled, predicted, labelled)])
+
+    def value(self, sums: torch.Tensor) -> float:
+        right, predicted, labelled = sums.double().view(3, -1)
+        return float((2 * right / (predicted + labelled).clamp_min(1)).mean())
 
 
 def _cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

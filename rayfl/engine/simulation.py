@@ -35,7 +35,7 @@ from rayfl.engine.locks import Temporary
 from rayfl.engine.private import check_groups, public_cover
 from rayfl.engine.serial import Serial
 from rayfl.engine.worker import Recipe, Worker
-from rayfl.evaluation import Evaluation
+from rayfl.evaluation import Evaluation, check_scores
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Deployment, ServerTask, ServerTaskResult
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
@@ -435,8 +435,9 @@ def load_data(experiment: Experiment, arrays: Arrays | None = None) -> Arrays:
 
 
 def check_with(experiment: Experiment, arrays: Arrays) -> None:
-    """Make the checks of the model's files, of the privacy of the method's groups, and of simulated time."""
+    """Make the checks of the model's files, of scores, of the privacy of the method's groups, and of simulated time."""
     experiment.model.prepare()
+    check_scores(experiment.scores, experiment.data, arrays)
     if experiment.privacy is not None:
         check_groups(experiment)
     if experiment.system is not None and experiment.system.can_fail:

@@ -166,6 +166,22 @@ def test_matthews_is_scikit_learns():
     assert score(Matthews(), logits, y) == pytest.approx(matthews_corrcoef(y.numpy(), logits.argmax(1).numpy()))
 
 
+def test_label_f1_is_scikit_learns():
+    """A label that no sample has and no prediction names counts 0."""
+    from sklearn.metrics import f1_score
+
+    y = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
+    guesses = np.array([[1, 0, 0], [0, 0, 0], [1, 1, 0], [1, 0, 0]])
+    found = score(LabelF1(), torch.tensor(guesses * 2.0 - 1), torch.tensor(y))
+    assert found == pytest.approx(f1_score(y, guesses, average="macro", zero_division=0)) == pytest.approx(22 / 45)
+
+
+def test_scores_of_many_classes_count_each_class_once():
+    """A matrix of all pairs of 30,000 classes would take 7 GB; scores of equal counts are counted once."""
+    counts = Matthews().counts(torch.zeros(2, 30_000), torch.tensor([0, 1]))
+    assert counts.shape == (90_000,) and Matthews().measure == MacroF1().measure != LabelF1().measure
+
+
 class Wrong(Score):
     """Number of errors."""
 
