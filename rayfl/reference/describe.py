@@ -28,6 +28,7 @@ from rayfl.methods.base import Client, Method
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import ImageModel
 from rayfl.system import Past, Timed
+from rayfl.system.settings import Sync
 
 SAMPLES = 10_000
 """Made-up samples if the data set is not available; more if there are more clients."""
@@ -92,6 +93,13 @@ def times(experiment: Experiment, notify: Callable[[str], None]) -> tuple[list[d
     for name in ("asked", "late", "lost", "abandoned", "staleness"):
         facts[name] = sum(plan.metrics[name] for plan in plans) / len(plans)
     notify(f"Times: {experiment.rounds} rounds from the schedule{about}, {len(ids)} clients by class{equal}")
+    mode = fleet.system.mode
+    if isinstance(mode, Sync) and (abandoned := sum(plan.metrics["abandoned"] for plan in plans)) > len(plans) / 10:
+        notify(
+            f"{abandoned} of {len(plans)} rounds are abandoned, because fewer than "
+            f"{max(mode.least(fleet.population.cohort), 1)} updates have arrived at their end. Hint: raise "
+            "system.mode.deadline_s, late_rounds or select, or lower minimum"
+        )
     return records, facts
 
 

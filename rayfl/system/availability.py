@@ -62,7 +62,7 @@ class OnOff(Availability):
     """Exponential times on and off, with a daily wave: times off are longer by day and shorter by night.
 
     Every day is drawn anew, so that the cost does not grow with the time: an interval goes on after midnight by chance
-    only. Mean times on are therefore shorter than `on_s`: 6,700 s for 7,200 s on and 21,600 s off, 1.05 days for 2 days
+    only. Mean times on are therefore shorter than `on_s`: 6,700 s for 7,200 s on and 21,600 s off, 1.0 days for 2 days
     on and 2 off.
     """
 

@@ -53,20 +53,34 @@ class Dispatch:
     version: int
     """Round whose server state it was sent."""
     start: float
-    """Simulated seconds since the start of the run."""
+    """Simulated seconds since the start of the run, like all times here. It downloads."""
+    trains: float
+    """Time at which training begins."""
+    sends: float
+    """Time at which the upload begins."""
+    arrives: float
+    """Time at which the upload ends, if the client stays."""
     finish: float
     """Time at which its update arrives or, if it is lost, at which the server learns of the loss."""
     is_lost: bool
     kind: str
     """Class of its device."""
     flops: float
-    """Operations until `finish`."""
-    bytes: float
-    """Traffic in both directions until `finish`."""
+    """Operations of the whole visit."""
+    bytes_down: float
+    bytes_up: float
 
-    def share(self, time: float) -> float:
-        """Return the share of the visit's time that has passed at a time after its start."""
-        return 1.0 if self.finish <= time else (time - self.start) / (self.finish - self.start)
+    def spent(self, time: float) -> tuple[float, float]:
+        """Return the operations and the bytes of the visit until a time after its start."""
+        until = min(time, self.finish)
+
+        def share(begin: float, end: float) -> float:
+            if begin < until < end:
+                return (until - begin) / (end - begin)
+            return float(end <= until)
+
+        down, compute = share(self.start, self.trains), share(self.trains, self.sends)
+        return compute * self.flops, down * self.bytes_down + share(self.sends, self.arrives) * self.bytes_up
 
     @property
     def visit(self) -> tuple[int, int]:
@@ -120,15 +134,24 @@ class Fleet:
         draws = numpy_generator(self.seed, "visit", version, client, *([earlier] if earlier else []))
         gflops, down, up = (speed.draw(draws) for speed in (device.gflops, device.down, device.up))
         today = replace(device, gflops=Speed(gflops), down=Speed(down), up=Speed(up))
-        finish = start + sum(self._seconds(client, work, self._shared(today, transfers)))
+        down_s, compute_s, up_s = self._seconds(client, work, self._shared(today, transfers))
+        arrives = start + (down_s + compute_s + up_s)
         leaves = system.availability.until(client, start, self.seed)
-        is_lost = leaves < finish or draws.random() < system.dropout
-        flops, bytes = work.operations(self.samples(client)[0]), work.bytes_down + work.bytes_up
-        whole = Dispatch(client, version, start, finish, is_lost, device.kind, flops, bytes)
-        if finish <= leaves:
-            return whole
-        share = whole.share(leaves)
-        return replace(whole, finish=leaves, flops=share * flops, bytes=share * bytes)
+        is_lost = leaves < arrives or draws.random() < system.dropout
+        return Dispatch(
+            client,
+            version,
+            start,
+            start + down_s,
+            start + (down_s + compute_s),
+            arrives,
+            min(arrives, leaves),
+            is_lost,
+            device.kind,
+            work.operations(self.samples(client)[0]),
+            work.bytes_down,
+            work.bytes_up,
+        )
 
     def _shared(self, device: Device, transfers: int) -> Device:
         """Return a device with the server's bandwidth as the limit of its mean speeds. `transfers`: clients that share

@@ -42,13 +42,13 @@ class Past:
     seconds: float = 0.0
     """Simulated time since the start of the run."""
     running: tuple[Dispatch, ...] = ()
-    """Clients that are training."""
+    """Visits that have not ended for the server: of clients that are training, and updates that arrived and wait."""
     memory: Memory = field(default_factory=dict)
     """The sampler's memory."""
 
     @property
     def versions(self) -> set[int]:
-        """Versions of the model that clients are training on."""
+        """Versions of the model that these visits were sent."""
         return {one.version for one in self.running}
 
     def plain(self) -> dict[str, Any]:
@@ -161,26 +161,32 @@ class Timed(Schedule):
     def _sync(self, mode: Sync, past: Past, round: int) -> Plan:
         cohort, start, draw = self.fleet.population.cohort, past.seconds, 0
         wanted = self.fleet.system.asked(cohort)
-        new, past = self._dispatched(past, wanted, round, draw, start, past.running, [])
-        while not new and not past.running and not self.fleet.has_available(start):
+        busy = [one for one in past.running if one.finish > start]
+        new, past = self._dispatched(past, wanted, round, draw, start, busy, [])
+        while not new and not busy and not self.fleet.has_available(start):
             start, draw = self._later(past, start), draw + 1
             new, past = self._dispatched(past, wanted, round, draw, start, [], [])
-        arrived = sorted((one for one in new if not one.is_lost), key=self._order)
         end = max((one.finish for one in new), default=start + IDLE_S)
         if mode.deadline_s is not None:
             end = min(end, start + mode.deadline_s)
-        kept = [one for one in arrived if one.finish <= end][:cohort]
-        if len(kept) == cohort:
-            end = kept[-1].finish
+        in_time = sorted((one for one in new if not one.is_lost and one.finish <= end), key=self._order)[:cohort]
+        if len(in_time) == cohort:
+            end = in_time[-1].finish
+        visits = [*past.running, *new]
+        # of two updates of a client, the newer counts
+        newest = {one.client: one for one in visits if not one.is_lost and one.finish <= end}
+        late = [one for one in past.running if newest.get(one.client) is one]
+        kept = [*in_time, *late]
         if len(kept) < max(mode.least(cohort), 1):
             kept = []
-        if kept:
-            kept += [one for one in past.running if one.finish <= end]
         used = {one.visit for one in kept}
-        left = [one for one in (*past.running, *new) if one.visit not in used]
-        running = [one for one in left if not one.is_lost and round - one.version < mode.late_rounds]
-        going = {one.visit for one in running}
-        wasted = [one for one in left if one.visit not in going]
+        left = [one for one in visits if one.visit not in used]
+
+        def goes_on(one: Dispatch) -> bool:
+            waits = one.finish > end or newest.get(one.client) is one
+            return waits and round - one.version < mode.late_rounds
+
+        running, wasted = [one for one in left if goes_on(one)], [one for one in left if not goes_on(one)]
         return self._plan(past, round, end, kept, running, new, wasted, mode.staleness)
 
     def _buffered(self, mode: Buffered, past: Past, round: int) -> Plan:
@@ -263,15 +269,17 @@ class Timed(Schedule):
     ) -> Plan:
         closed, end = end, end + self.fleet.system.round_s
         kinds = Counter(one.kind for one in kept)
+        lost = sum(one.is_lost and one.finish <= closed for one in wasted)
+        spent = [one.spent(closed) for one in wasted]
         metrics = {
             "sim_seconds": end - past.seconds,
             "sim_time": end,
             "asked": len(new),
-            "lost": sum(one.is_lost for one in wasted),
-            "late": sum(not one.is_lost for one in wasted),
+            "lost": lost,
+            "late": len(wasted) - lost,
             "abandoned": int(not kept),
-            "wasted_flops": sum(one.flops * one.share(closed) for one in wasted),
-            "wasted_bytes": sum(one.bytes * one.share(closed) for one in wasted),
+            "wasted_flops": sum(flops for flops, _ in spent),
+            "wasted_bytes": sum(bytes for _, bytes in spent),
             "staleness": sum(round - one.version for one in kept) / max(len(kept), 1),
         }
         metrics |= {f"{UPDATES}{kind}": kinds[kind] for kind in sorted(kinds)}

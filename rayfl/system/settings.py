@@ -24,9 +24,11 @@ class Sync(Config):
     deadline_s: float | None = Field(default=None, gt=0)
     """Simulated seconds after which a round ends. Default: the server waits for all."""
     minimum: float = Field(default=0.0, ge=0, le=1)
-    """Fraction of the cohort below which a round is abandoned: time passes, and the model does not change."""
+    """Fraction of the cohort below which a round is abandoned: time passes, and the model does not change. All updates
+    that would be aggregated count, late ones included."""
     late_rounds: int = Field(default=0, ge=0)
-    """Number of rounds for which a late update is still aggregated. 0: clients stop when the round ends."""
+    """Number of rounds for which a late update is still aggregated. 0: clients stop when the round ends. Updates that
+    arrived in an abandoned round wait as long; of two updates of a client, the newer is aggregated."""
     staleness: Staleness = Staleness()
     """Weights of late updates."""
 
@@ -55,7 +57,7 @@ class Buffered(Config):
 
     name: Literal["buffered"] = "buffered"
     concurrency: int = Field(default=100, ge=1)
-    """Clients that train at the same time."""
+    """Clients that train at the same time, at most: one whose update waits in the buffer is not asked."""
     buffer: int = Field(default=10, ge=1)
     """Updates per step of the server. With 1, unlike FedAsync, the client's change moves the server's model."""
     max_staleness: int | None = Field(default=None, ge=0)

@@ -289,6 +289,16 @@ def test_times_without_training_are_those_of_the_run(tmp_path):
     assert len(notes) == 1
 
 
+def test_times_warn_of_abandoned_rounds():
+    mode = {"name": "sync", "deadline_s": 0.01, "minimum": 1}
+    notes = []
+    times(tiny(method="heterofl", rounds=10, system={"devices": "phones", "mode": mode}), notes.append)
+    assert notes[1].partition(" of ")[2] == (
+        "10 rounds are abandoned, because fewer than 4 updates have arrived at their end. Hint: raise "
+        "system.mode.deadline_s, late_rounds or select, or lower minimum"
+    )
+
+
 def test_results_have_the_time_to_a_target(tmp_path):
     system = {"devices": EQUAL, "time_to": [0.0, 0.2, 0.99]}
     result = rayfl.run(tiny(method="fedavg", rounds=4, evaluation={"every": 2}, system=system), tmp_path / "run")
