@@ -24,6 +24,7 @@ from rayfl.engine.checkpoints import (
     round_of,
     same_config,
 )
+from rayfl.engine.devices import of_serial
 from rayfl.engine.files import absolute, check_place, remove
 from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
@@ -52,6 +53,9 @@ resources of its trials."""
 
 class Running(Protocol):
     """A simulation in this process or in a server actor."""
+
+    place: str
+    """Its resources, for the user: "2 actors on CPUs; no GPU found"."""
 
     def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None: ...
     def save(self, folder: Path) -> None: ...
@@ -108,6 +112,7 @@ def run(
                 record.truncate_after(round)
                 for listener in listeners:
                     listener.on_start(experiment.plain(), path, round)
+                    listener.on_place(simulation.place)
                 if not resume:
                     more += [*experiment.notes, *arrays.notes]
                 else:
@@ -296,6 +301,7 @@ class Session:
             self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))
             for listener in self.listeners:
                 listener.on_start(self.experiment.plain(), None, 0)
+                listener.on_place(self.simulation.place)
             note(self.listeners, *self.experiment.notes, *arrays.notes)
             self._open = stack.pop_all()
         return self
@@ -352,7 +358,10 @@ def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | 
     if experiment.run.executor == "serial":
         if address is not None:
             raise ConfigError(f"address: {address} is not valid with run.executor: serial. Allowed: run.executor: ray")
-        yield Simulation(experiment, arrays, folder)
+        device, place = of_serial(experiment.run.gpus)
+        simulation = Simulation(experiment, arrays, folder, device=device)
+        simulation.place = place
+        yield simulation
         return
     from rayfl.engine.on_ray.cluster import running
 

@@ -162,11 +162,11 @@ MISTAKES = {
     ),
     "one and a half GPUs": (
         {"run": {"gpus": 1.5}},
-        "test: run.gpus: 1.5 is not valid. Allowed: 0, 0.0001 to 1, or a whole number",
+        "test: run.gpus: 1.5 is not valid. Allowed: auto, 0, 0.0001 to 1, or a whole number",
     ),
     "a sliver of a GPU": (
         {"run": {"gpus": 1e-5}},
-        "test: run.gpus: 1e-05 is not valid. Allowed: 0, 0.0001 to 1, or a whole number",
+        "test: run.gpus: 1e-05 is not valid. Allowed: auto, 0, 0.0001 to 1, or a whole number",
     ),
     "a sliver of a CPU": ({"run": {"cpus": 1e-9}}, "test: run.cpus: 1e-09 is not valid. Allowed: at least 0.01"),
     "a listener that nobody knows": (

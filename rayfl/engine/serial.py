@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from rayfl.core.seeds import PROCESS
+from rayfl.core.tensors import pack, unpack
 from rayfl.engine.jobs import Executor, Job, Verb
 from rayfl.engine.worker import Worker
 
@@ -25,8 +26,12 @@ class Serial(Executor):
                 before = torch.get_num_threads()
                 torch.set_num_threads(self.threads)
                 try:
-                    answer = run(message, job.make())
+                    answer = self._here(run(message, job.make()))
                 finally:
                     torch.set_num_threads(before)
             yield answer
             del answer  # frees it before the next job runs
+
+    def _here(self, answer: Any) -> Any:
+        """Return an answer with its tensors on the CPU, as a client actor sends them."""
+        return answer if self.worker.device.type == "cpu" else unpack(pack(answer))

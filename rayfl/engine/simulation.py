@@ -58,8 +58,18 @@ class RefusedUpdate(Diverged):
 class Simulation:
     """One federated run. `run_round()` until `done`."""
 
-    def __init__(self, experiment: Experiment, arrays: Arrays, folder: Path, make_executor: MakeExecutor | None = None):
-        """`folder`: for client states. `make_executor` default: `Serial`, in this process."""
+    place = ""
+    """Its resources, for the user (`driver.Running`)."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        arrays: Arrays,
+        folder: Path,
+        make_executor: MakeExecutor | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        """`folder`: for client states. `make_executor` default: `Serial`, in this process, on `device`."""
         self.experiment, self.method = experiment, experiment.bound()
         self.verbs = Checked(self.method)
         self.clients, self.seed, self.rounds = experiment.clients, experiment.seed, experiment.rounds
@@ -67,7 +77,7 @@ class Simulation:
         self.recipe = Recipe(
             self.method, self.data, self.seed, experiment.updates, experiment.scores, experiment.evaluation.statistics
         )
-        self.executor = make_executor(self.recipe) if make_executor else self._serial(arrays)
+        self.executor = make_executor(self.recipe) if make_executor else self._serial(arrays, device)
         self._arrays = arrays
         self.client_states = ClientStates(folder / "client_states")
         self.state = self.verbs.init()
@@ -84,9 +94,9 @@ class Simulation:
         self.client_scores = np.empty(0, CLIENT_SCORES)
         """Scores per client of the last evaluation."""
 
-    def _serial(self, arrays: Arrays) -> Executor:
+    def _serial(self, arrays: Arrays, device: torch.device | str) -> Executor:
         frozen.all_of(self.method.task.nets.values())
-        return Serial(Worker(self.recipe, arrays), self.experiment.run.threads)
+        return Serial(Worker(self.recipe, arrays, device), self.experiment.run.threads)
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -62,8 +62,9 @@ class Resources(Config):
     GPUs."""
     cpus: float = Field(default=1.0, ge=0.01)
     """CPUs per client actor."""
-    gpus: float = Field(default=0.0, ge=0)
-    """GPUs per client actor: a fraction or a whole number. 0.25: four client actors per GPU."""
+    gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """GPUs per client actor: a fraction or a whole number. 0.25: four client actors per GPU. auto: one where Ray and
+    PyTorch find GPUs, or equal parts of them for a given number of `actors`; otherwise 0. A serial run uses one GPU."""
     server_cpus: float = Field(default=0.0, ge=0)
     """CPUs reserved for the server actor. It mostly works while clients wait, so 0 is suitable for small machines."""
     threads: int = Field(default=1, ge=1, le=1024)
@@ -82,9 +83,9 @@ class Resources(Config):
 
     @field_validator("gpus")
     @classmethod
-    def _as_in_ray(cls, gpus: float) -> float:
-        if gpus and not (0.0001 <= gpus <= 1 or gpus.is_integer()):
-            raise ValueError("0, 0.0001 to 1, or a whole number")
+    def _as_in_ray(cls, gpus: float | Literal["auto"]) -> float | Literal["auto"]:
+        if gpus != "auto" and gpus and not (0.0001 <= gpus <= 1 or gpus.is_integer()):
+            raise ValueError("auto, 0, 0.0001 to 1, or a whole number")
         return gpus
 
 

@@ -28,6 +28,10 @@ class Listener(Named, ABC):
         Trials of a sweep have no folder, because another process writes their lines; their `config` contains the id of
         the trial as `trial`."""
 
+    def on_place(self, place: str) -> None:
+        """Handle the resources of the run, such as "2 actors on CPUs; no GPU found", after `on_start`. Trials of a
+        sweep do not call it."""
+
     def on_past(self, lines: Sequence[Line]) -> bool | str | None:
         """Handle the earlier rounds of a resumed run, after `on_start`. Return True, or the reason, if one of them
         ended the run (see `on_round`)."""

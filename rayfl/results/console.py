@@ -62,6 +62,11 @@ class Progress(ABC):
             self.tell("phase", phase=text)
             self._plain(f"{text} ...")
 
+    def place(self, text: str) -> None:
+        """Print the resources of the work, e.g. "2 actors on CPUs; no GPU found"."""
+        self.tell("phase", phase=text)
+        self._print(text)
+
     def note(self, text: str) -> None:
         """Print a message above the live area; from any thread. Characters that cannot be encoded become "?"."""
         text = text.encode(errors="replace").decode()
@@ -187,6 +192,9 @@ class Shown(Listener):
         self._progress.begin(folder, round)
         if folder is not None:
             self._follow(folder)
+
+    def on_place(self, place: str) -> None:
+        self._progress.place(place)
 
     def on_round(self, line: Line) -> None:
         self._progress.update(line["round"], line)

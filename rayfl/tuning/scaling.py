@@ -27,7 +27,7 @@ from rayfl.engine.files import absolute
 from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import nodes as ray_nodes
 from rayfl.engine.on_ray.cluster import cluster
-from rayfl.engine.on_ray.resources import is_own, require_room, room
+from rayfl.engine.on_ray.resources import gpus_of, is_own, require_room, room
 from rayfl.engine.simulation import load_data
 from rayfl.experiment import Experiment, lay_over, read_experiment
 from rayfl.results.console import ScaleProgress
@@ -240,7 +240,8 @@ def _check(experiment: Experiment, axes: Mapping[str, Sequence[int]], rounds: in
 def _own_point(base: Experiment, address: str | None) -> Point:
     """Return the experiment's own point."""
     run = base.run
-    actors = run.actors if run.actors != "auto" else max(1, min(room(run.cpus, run.gpus, run.server_cpus), base.jobs))
+    gpus = gpus_of(run)
+    actors = run.actors if run.actors != "auto" else max(1, min(room(run.cpus, gpus, run.server_cpus), base.jobs))
     return Point(base.clients.count, base.clients.cohort, actors, 1 if is_own(address) else ray_nodes.alive())
 
 
@@ -254,8 +255,8 @@ def _at(base: Experiment, point: Point, free: int, address: str | None) -> Exper
         )
     if is_own(address) and point.nodes > 1 and ray_nodes.connected():
         raise ConfigError("nodes: this process is connected to a cluster. Allowed: 1, or a new process")
-    if is_own(address) and point.nodes > 1 and base.run.gpus:
-        raise ConfigError("nodes: nodes of one machine cannot share GPUs. Allowed: only without run.gpus")
+    if is_own(address) and point.nodes > 1 and gpus_of(base.run):
+        raise ConfigError("nodes: nodes of one machine cannot share GPUs. Allowed: only with run.gpus: 0")
     given = base.plain()
     if base.data.name == "synthetic":
         each = given["data"]["samples"] // base.clients.count
@@ -274,7 +275,8 @@ def _at(base: Experiment, point: Point, free: int, address: str | None) -> Exper
         given = lay_over(given, path, value)
     experiment = read_experiment(given, "scale")
     if point.nodes == 1 or not is_own(address):
-        require_room(point.actors, experiment.run.cpus, experiment.run.gpus, address, experiment.run.server_cpus)
+        run = experiment.run
+        require_room(point.actors, run.cpus, gpus_of(run), address, run.server_cpus)
     return experiment
 
 

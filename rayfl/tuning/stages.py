@@ -60,6 +60,7 @@ def run_sweep(
     trial that diverges has failed, but counts as tried; a note names the rows that lose seeds or all points by it.
     """
     recorder.recall()
+    recorder.progress.place(f"per trial: {resources.described(_clients(sweep), sweep.first.run)}")
     for row in sweep.rows:
         if left_out := sweep.left_out(row):
             recorder.progress.note(f"{row}: outside search.budget: {'; '.join(map(text_of, left_out))}")
@@ -250,7 +251,8 @@ class _Stages:
     def _note_waiting(self) -> None:
         if not self.recorder.trials:
             run = self.sweep.first.run
-            asked, found = resources.compared(_actors(self.sweep), run.cpus, run.gpus, run.server_cpus)
+            gpus = resources.gpus_of(run)
+            asked, found = resources.compared(_actors(self.sweep), run.cpus, gpus, run.server_cpus)
             self.recorder.progress.note(
                 f"no trial has started within {PATIENCE_SECONDS:.0f} s: each needs {asked}; the cluster has {found}. "
                 "Waiting for its processes to start, for other jobs to end, or for more nodes"
@@ -367,16 +369,16 @@ def _hushed() -> Iterator[None]:
 def check_room(sweep: Sweep, address: str | None) -> None:
     """Raise a ConfigError for a sweep whose trials can never start."""
     run = sweep.first.run
-    resources.require_room(_actors(sweep), run.cpus, run.gpus, address, run.server_cpus)
+    resources.require_room(_actors(sweep), run.cpus, resources.gpus_of(run), address, run.server_cpus)
 
 
 def _clients(sweep: Sweep) -> list[dict[str, float]]:
     """Return the bundles of a trial's client actors."""
-    run, actors, gpus = sweep.first.run, _actors(sweep), sweep.first.run.gpus
+    run, actors, gpus = sweep.first.run, _actors(sweep), resources.gpus_of(sweep.first.run)
     if run.actors == "auto":
         server_cpus = run.server_cpus * sweep.trials
-        running = min(actors * sweep.trials, resources.room(run.cpus, run.gpus, server_cpus))
-        gpus = resources.spread(max(actors, running), run.cpus, run.gpus, server_cpus)
+        running = min(actors * sweep.trials, resources.room(run.cpus, gpus, server_cpus))
+        gpus = resources.spread(max(actors, running), run.cpus, gpus, server_cpus)
     return resources.bundles(actors, run.cpus, gpus)
 
 
@@ -385,7 +387,7 @@ def _actors(sweep: Sweep) -> int:
     experiment, run = sweep.first, sweep.first.run
     if run.actors != "auto":
         return run.actors
-    share = resources.room(run.cpus, run.gpus, run.server_cpus * sweep.trials) // sweep.trials
+    share = resources.room(run.cpus, resources.gpus_of(run), run.server_cpus * sweep.trials) // sweep.trials
     return max(1, min(share, experiment.jobs))
 
 

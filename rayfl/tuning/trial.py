@@ -87,7 +87,9 @@ class FederatedTrial(tune.Trainable):
         assert group is not None
         # bundle 0 holds this process and the server, the clients' bundles follow
         here = PlacementGroupSchedulingStrategy(group, 0)
-        crew = Crew(group, shared.places, run.cpus, run.gpus, run.threads, shared.packages, shared.home)
+        # of the group, because Tune restores the groups of trials that it resumes
+        gpus = group.bundle_specs[shared.places[0]].get("GPU", 0.0)
+        crew = Crew(group, shared.places, run.cpus, gpus, run.threads, shared.packages, shared.home)
         self.server = ServerActor.options(scheduling_strategy=here, name=server_name()).remote(crew)
         install(shared.packages)
         self.sweep: Sweep = pickle.loads(shared.sweep)

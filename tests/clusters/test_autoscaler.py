@@ -14,9 +14,9 @@ import yaml
 from helpers import TINY
 from processes import descendants, free_port, until
 
+from rayfl.engine.devices import ONLY_DECLARED
 from rayfl.engine.on_ray import status
 from rayfl.engine.on_ray.cluster import cluster
-from rayfl.engine.on_ray.host import ONLY_DECLARED
 from rayfl.results.folder import RunFolder, runs
 
 HEAD = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"

@@ -15,11 +15,12 @@ from processes import PATIENCE, alive, descendants, named, until
 from ray._private.utils import validate_socket_filepath
 
 from rayfl.config import ConfigError
+from rayfl.engine.devices import ONLY_DECLARED
 from rayfl.engine.locks import TEMPORARY
 from rayfl.engine.on_ray import cluster as module
 from rayfl.engine.on_ray import host, resources
 from rayfl.engine.on_ray.cluster import cluster, running
-from rayfl.engine.on_ray.host import ONLY_DECLARED, Host
+from rayfl.engine.on_ray.host import Host
 from rayfl.engine.on_ray.resources import bundles, room, spread
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep

@@ -17,11 +17,11 @@ from processes import PATIENCE, until
 from ray.util.metrics import Metric
 
 from rayfl.config import ConfigError
+from rayfl.engine.devices import ONLY_DECLARED
 from rayfl.engine.locks import locked
 from rayfl.engine.on_ray import status
 from rayfl.engine.on_ray.actors import Place
 from rayfl.engine.on_ray.cluster import cluster, running
-from rayfl.engine.on_ray.host import ONLY_DECLARED
 from rayfl.engine.on_ray.shared import require_seen, require_shared
 from rayfl.engine.on_ray.status import About, Node, RunStatus
 from rayfl.metrics import EVALUATED

@@ -25,7 +25,7 @@ from rayfl.data.base import Arrays
 from rayfl.engine.locks import TEMPORARY, clear, take
 from rayfl.engine.on_ray.actors import Crew
 from rayfl.engine.on_ray.pool import raised
-from rayfl.engine.on_ray.resources import bundles, is_own, require_room, room, spread
+from rayfl.engine.on_ray.resources import bundles, described, gpus_of, is_own, require_room, room, spread
 from rayfl.engine.on_ray.server import ServerActor
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import packed
@@ -228,8 +228,8 @@ def get(ref: Any) -> Any:
 class Remote:
     """A server actor with the methods of a `Simulation`, as plain calls."""
 
-    def __init__(self, server: Any):
-        self.server = server
+    def __init__(self, server: Any, place: str):
+        self.server, self.place = server, place
 
     def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None:
         require_ray()
@@ -264,13 +264,13 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
             group = stack.enter_context(_reserved([{"CPU": run.server_cpus}], address, here))
             place = PlacementGroupSchedulingStrategy(group, 0)
         group = stack.enter_context(_reserved(clients, address))
-        crew = Crew(group, range(len(clients)), run.cpus, run.gpus, run.threads, packages, os.getcwd())
+        crew = Crew(group, range(len(clients)), run.cpus, gpus_of(run), run.threads, packages, os.getcwd())
         options = {"num_cpus": run.server_cpus, "scheduling_strategy": place, "name": server_name()}
         server = ServerActor.options(**options).remote(crew)  # pyright: ignore
         try:
             about = About(experiment.method.name, str(folder))
             get(server.load.remote(experiment, [ray.put(arrays)], str(folder), about))
-            yield Remote(server)
+            yield Remote(server, described(clients, run))
             ray.get(server.close.remote())
         finally:
             # a notebook keeps its last exception and thereby this handle
@@ -300,9 +300,9 @@ def _reserved(
 def _clients(experiment: Experiment, address: str | None) -> list[dict[str, float]]:
     """Return the bundles of the run's client actors. Raises a ConfigError if they do not fit."""
     run = experiment.run
-    actors, gpus = run.actors, run.gpus
+    actors, gpus = run.actors, gpus_of(run)
     if actors == "auto":
-        actors = max(1, min(room(run.cpus, run.gpus, run.server_cpus), experiment.jobs))
-        gpus = spread(actors, run.cpus, run.gpus, run.server_cpus)
-    require_room(actors, run.cpus, run.gpus, address, run.server_cpus)
+        actors = max(1, min(room(run.cpus, gpus, run.server_cpus), experiment.jobs))
+        gpus = spread(actors, run.cpus, gpus, run.server_cpus)
+    require_room(actors, run.cpus, gpus, address, run.server_cpus)
     return bundles(actors, run.cpus, gpus)

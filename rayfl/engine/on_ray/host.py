@@ -1,6 +1,5 @@
 """Content of a client actor: the worker of a process, with packed messages."""
 
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +11,10 @@ from rayfl.core import frozen
 from rayfl.core.fold import sum_of_updates
 from rayfl.core.tensors import Packed, pack, unpack
 from rayfl.data.base import Arrays
+from rayfl.engine.devices import only_declared
 from rayfl.engine.jobs import Verb
 from rayfl.engine.memory import keep_freed_memory
 from rayfl.engine.worker import Recipe, Worker
-
-ONLY_DECLARED = "RAYFL_GPUS_ONLY_DECLARED"
-"""Environment variable of tests that declare GPUs to Ray on machines without any: with 1, their actors run on CPUs."""
 
 
 class Host:
@@ -27,7 +24,7 @@ class Host:
         torch.set_num_threads(threads)
         keep_freed_memory()
         self.threads = threads
-        self.device = "cuda" if has_gpu and os.environ.get(ONLY_DECLARED) != "1" else "cpu"
+        self.device = "cuda" if has_gpu and not only_declared() else "cpu"
 
     def load(self, arrays: Arrays, recipe: Recipe, tensors: Packed | None = None) -> None:
         """Load a run. `tensors`: frozen parts of the networks, for `frozen.keep`. Raise ConfigError if PyTorch cannot

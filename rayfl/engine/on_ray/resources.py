@@ -1,11 +1,65 @@
 """Resources of client actors: their parts of CPUs and GPUs, and the room for them in a cluster or on this machine."""
 
 import os
+from pathlib import Path
 
 import ray
+import yaml
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
 from rayfl.config import ConfigError
+from rayfl.engine.devices import usable
+from rayfl.experiment import Resources
+
+GROWING = "~/ray_bootstrap_config.yaml"
+"""File of `ray up` on a cluster's head: the kinds of nodes that its autoscaler may start."""
+
+
+def gpus_of(run: Resources) -> float:
+    """Return the GPUs per client actor. auto: 1 where Ray and PyTorch find GPUs, or the largest equal part that suits
+    a given number of actors; otherwise 0."""
+    if run.gpus != "auto":
+        return run.gpus
+    if not _has_gpus():
+        return 0.0
+    return 1.0 if run.actors == "auto" else spread(run.actors, run.cpus, 1 / run.actors, run.server_cpus)
+
+
+def _has_gpus() -> bool:
+    """Return whether the present cluster has GPUs, or may start nodes with some. PyTorch is asked on this node only; an
+    actor on another node checks its own GPU (`Host.load`)."""
+    here, *others = (node.get("GPU", 0.0) > 0 for node in _nodes())
+    return here and usable() or any(others) or _may_grow()
+
+
+def _may_grow() -> bool:
+    """Return whether the autoscaler of the connected cluster may start nodes with GPUs."""
+    if not ray.is_initialized() or _is_head():
+        return False
+    try:
+        kinds = yaml.safe_load(Path(GROWING).expanduser().read_text())["available_node_types"].values()
+        return any(kind.get("max_workers", 0) and kind["resources"].get("GPU", 0) for kind in kinds)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
+        return False
+
+
+def _is_head() -> bool:
+    """Return whether this process has started the cluster that it is connected to."""
+    node = ray._private.worker._global_node  # pyright: ignore
+    return node is not None and node.is_head()
+
+
+def described(clients: list[dict[str, float]], run: Resources) -> str:
+    """Describe the client actors with these bundles: "2 actors on CPUs; no GPU found"."""
+    some, gpus = f"{len(clients):,} actor{'s' * (len(clients) > 1)}", clients[0].get("GPU", 0.0)
+    if gpus:
+        part = "one GPU" if gpus == 1 else f"{gpus:g} GPUs" if gpus > 1 else f"{gpus:.3g} of a GPU"
+        return f"{some}, {part} each"
+    if run.gpus == 0:
+        return f"{some} on CPUs; run.gpus is 0"
+    if found := sum(node.get("GPU", 0.0) for node in _nodes()):
+        return f"{some} on CPUs; PyTorch cannot use the {found:g} GPU{'s' * (found != 1)} that Ray found"
+    return f"{some} on CPUs; no GPU found"
 
 
 def bundles(actors: int, cpus: float, gpus: float) -> list[dict[str, float]]:
@@ -26,14 +80,19 @@ def sharing(gpus: float) -> int:
 def spread(actors: int, cpus: float, gpus: float, server_cpus: float = 0.0) -> float:
     """Return the largest part of a GPU, at least `gpus`, of which the present cluster has room for so many actors. Ray
     fills GPUs one after another; larger parts leave none idle."""
+    nodes = _nodes()
     parts = (1 / count for count in range(1, sharing(gpus))) if gpus else ()
-    return next((part for part in parts if room(cpus, part, server_cpus) >= actors), gpus)
+    return next((part for part in parts if _room(nodes, cpus, part, server_cpus) >= actors), gpus)
 
 
 def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
     """Return the number of client actors that fit into the present cluster beside a server."""
+    return _room(_nodes(), cpus, gpus, server_cpus)
+
+
+def _room(nodes: list[dict[str, float]], cpus: float, gpus: float, server_cpus: float) -> int:
     actors = 0
-    for node in _nodes():
+    for node in nodes:
         free = node.get("CPU", 0.0)
         taken = min(server_cpus, free)
         server_cpus -= taken
