@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rayfl.clusters import archive
 from rayfl.clusters.tunnel import is_url
-from rayfl.config import ConfigError
-from rayfl.engine.termination import RunFailed
+from rayfl.config import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient

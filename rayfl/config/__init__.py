@@ -1,5 +1,11 @@
 """Typed, frozen configuration sections, classes chosen by `name`, and configuration errors."""
 
+from rayfl.config.failures import PluginFailed as PluginFailed
+from rayfl.config.failures import Problem as Problem
+from rayfl.config.failures import RunFailed as RunFailed
+from rayfl.config.failures import ask as ask
+from rayfl.config.failures import require as require
+from rayfl.config.failures import require_number as require_number
 from rayfl.config.plain import shown as shown
 from rayfl.config.sections import PLAIN_WORDS as PLAIN_WORDS
 from rayfl.config.sections import Config as Config

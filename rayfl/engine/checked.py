@@ -1,7 +1,6 @@
 """A method whose answers are checked where they enter the engine, so that a fault names its method, verb and client."""
 
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayfl.config import ConfigError, nearest
-from rayfl.config.plain import shown
+from rayfl.config import ConfigError, PluginFailed, Problem, RunFailed, ask, nearest, require, shown
+from rayfl.config.failures import named
 from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.joined import parameters_of
 from rayfl.core.net import cached_module
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import SEPARATOR, leaves, norm
-from rayfl.engine.termination import RunFailed
 from rayfl.methods.base import (
     Client,
     Deployment,
@@ -44,12 +42,8 @@ class Diverged(RunFailed):
         """Metrics of the rounds that the step had finished before."""
 
 
-class MethodFailed(RunFailed):
+class MethodFailed(PluginFailed):
     """A method's code raised an error, or returned what its contract does not allow."""
-
-
-class Problem(ValueError):
-    """A violation of a method's contract, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class Checked:
     def select(self, state: State, client: Client) -> Selection:
         def run() -> Selection:
             selection = self.method.select(state, client)
-            _require(selection, Selection)
+            require(selection, Selection)
             return selection
 
         return self._run("select", run, client=client)
@@ -134,19 +128,8 @@ class Checked:
         return self._run(f"{verb}{of}", run)
 
     def _run(self, what: str, run: Callable[[], Any], about: str = "", client: Client | None = None) -> Any:
-        try:
-            return run()
-        except ConfigError:
-            raise
-        except Exception as error:
-            where = f"method {self.method.name}, {what}" + (f", client {client.id}" if client else "")
-            if isinstance(error, Problem):
-                raise MethodFailed(f"{where}: {error}") from None
-            # without the frames of this class
-            frames = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
-            lines = traceback.format_exception(type(error), error, frames)
-            reason = f"{where}: {type(error).__name__}: {error}{about}"
-            raise MethodFailed(f"{reason}\n{''.join(lines).rstrip()}") from None
+        where = f"method {self.method.name}, {what}" + (f", client {client.id}" if client else "")
+        return ask(where, run, about, MethodFailed)
 
 
 def check_finite(state: State, before: State, round: int, hint: str) -> None:
@@ -162,31 +145,22 @@ def check_finite(state: State, before: State, round: int, hint: str) -> None:
             )
 
 
-def _require(answer: Any, kind: type, article: str = "a") -> None:
-    if not isinstance(answer, kind):
-        raise Problem(f"returned {_named(answer)}. Allowed: {article} {kind.__name__}")
-
-
-def _named(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
 def _tensors(groups: Any, what: str) -> None:
     """Check a mapping of group -> name -> tensor."""
     if not isinstance(groups, Mapping):
-        raise Problem(f"{what} is {_named(groups)}. Allowed: a dict of group -> name -> tensor")
+        raise Problem(f"{what} is {named(groups)}. Allowed: a dict of group -> name -> tensor")
     for group, params in groups.items():
         if not isinstance(params, Mapping):
-            raise Problem(f"{what}: {group} is {_named(params)}. Allowed: a dict of name -> tensor")
+            raise Problem(f"{what}: {group} is {named(params)}. Allowed: a dict of name -> tensor")
         for name, t in params.items():
             if not isinstance(t, torch.Tensor):
-                raise Problem(f"{what}: {group}/{name} is {_named(t)}. Allowed: a tensor")
+                raise Problem(f"{what}: {group}/{name} is {named(t)}. Allowed: a tensor")
         if wrong := [name for name in (group, *params) if SEPARATOR in name]:
             raise Problem(f"{what}: the name {wrong[0]!r} has a {SEPARATOR!r}, which separates names in checkpoints")
 
 
 def _result(result: Any) -> None:
-    _require(result, ServerTaskResult)
+    require(result, ServerTaskResult)
     _tensors(result.groups, "groups")
     _metrics(result.metrics)
 
@@ -194,15 +168,15 @@ def _result(result: Any) -> None:
 def _metrics(metrics: Mapping[str, Any]) -> None:
     for name, value in metrics.items():
         if not isinstance(value, int | float):
-            raise Problem(f"the metric {name} is {_named(value)}. Allowed: a number")
+            raise Problem(f"the metric {name} is {named(value)}. Allowed: a number")
         if name in RESERVED:
             raise Problem(f"the metric {name} is rayfl's own. Allowed: another name")
 
 
 def _server_tasks(tasks: Any) -> None:
-    _require(tasks, Sequence)
+    require(tasks, Sequence)
     for task in tasks:
-        _require(task, ServerTask)
+        require(task, ServerTask)
 
 
 def _next(state: Any, before: State) -> None:
@@ -222,7 +196,7 @@ def _same(path: str, t: torch.Tensor, expected: torch.Tensor) -> None:
 
 def _update(update: Any, payload: Payload, visit: Visit, sends_products: bool) -> None:
     """Check a client's update: tensors that it was sent come back in their shapes, and no other is a parameter."""
-    _require(update, Update, "an")
+    require(update, Update, "an Update")
     if update.products and not sends_products:
         raise Problem("products are sent. Hint: `sends_products`")
     known = visit.net.full_layout.shapes
@@ -258,7 +232,7 @@ def _own_tensors(update: Update, module: nn.Module) -> None:
 
 
 def _deployment(deployment: Any) -> None:
-    _require(deployment, Deployment)
+    require(deployment, Deployment)
     for name, shape in deployment.net.layout.shapes.items():
         if name not in deployment.params:
             raise Problem(f"params lack {name}. Allowed: all parameters of the network")

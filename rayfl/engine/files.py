@@ -15,11 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, RunFailed
 from rayfl.config.plain import shown
 from rayfl.core.permissions import as_new
 from rayfl.core.tensors import SEPARATOR, Tensors, leaves, nest, places
-from rayfl.engine.termination import RunFailed
 
 PARTIAL = ".partial-"
 SUM = "sum"

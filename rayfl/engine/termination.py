@@ -21,10 +21,6 @@ LAST_CALLS = 5
 """Calls of a traceback in the reason of a failure."""
 
 
-class RunFailed(RuntimeError):
-    """A run cannot continue. The first line of the message says why; a traceback may follow."""
-
-
 def reason(error: Exception) -> str:
     """Return why a run failed: rayfl's own sentence, or that of the operating system; of other errors, such as those of
     a user's package, the type, the message and the last calls."""

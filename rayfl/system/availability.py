@@ -5,17 +5,21 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from rayfl.config import ConfigError, Kind, Named
+from rayfl.config import ConfigError, Kind, Named, require_number
 from rayfl.core.seeds import numpy_generator
-from rayfl.system.devices import changed, rows_of
+from rayfl.system.devices import changed, opened, rows_of
 
 DAY = 86_400.0
+LARGEST_SHARE = 0.999
+"""Largest probability, below 1, to stay for another slot or day: a query looks at 1,000 of them on average."""
+SHORTEST_CYCLE = 600.0
+"""Smallest sum of mean times on and off, in seconds: a query draws all of a day."""
+SECONDS = "a number of seconds"
 
 
 class Availability(Named, ABC):
@@ -28,6 +32,10 @@ class Availability(Named, ABC):
     def until(self, client: int, seconds: float, seed: int) -> float:
         """Return the end of the client's time of availability that contains `seconds`, or `seconds` if the client is
         not available then. Random draws have the purpose "availability"."""
+
+    def is_available(self, client: int, seconds: float, seed: int) -> bool:
+        """Return whether the client is available: a shorter way to `until` where there is one."""
+        return require_number(self.until(client, seconds, seed), SECONDS) > seconds
 
 
 class Always(Availability):
@@ -44,15 +52,28 @@ class Bernoulli(Availability):
 
     name: Literal["bernoulli"] = "bernoulli"
     p: float = Field(default=0.5, gt=0, le=1)
-    """Probability that a client is available."""
+    """Probability that a client is available: at most 0.999, or 1."""
     slot_s: float = Field(default=600.0, gt=0)
     """Length of a slot in seconds."""
+
+    @field_validator("p")
+    @classmethod
+    def _ends(cls, p: float) -> float:
+        if LARGEST_SHARE < p < 1:
+            raise ValueError(f"at most {LARGEST_SHARE}, or 1 for clients that never leave")
+        return p
+
+    def is_available(self, client: int, seconds: float, seed: int) -> bool:
+        return self.p == 1 or self._is_on(client, int(seconds // self.slot_s), seed)
+
+    def _is_on(self, client: int, slot: int, seed: int) -> bool:
+        return numpy_generator(seed, "availability", client, slot).random() < self.p
 
     def until(self, client: int, seconds: float, seed: int) -> float:
         if self.p == 1:
             return math.inf
         slot, end = int(seconds // self.slot_s), seconds
-        while numpy_generator(seed, "availability", client, slot).random() < self.p:
+        while self._is_on(client, slot, seed):
             slot += 1
             end = slot * self.slot_s
         return end
@@ -73,6 +94,18 @@ class OnOff(Availability):
     """Mean time off, in seconds."""
     day_amplitude: float = Field(default=0.5, ge=0, lt=1)
     """Amplitude of the daily sine by which times off vary, as a fraction of the mean."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        cycle = self.on_s + self.off_s
+        if cycle < SHORTEST_CYCLE:
+            raise ValueError(f"on_s + off_s of at least {SHORTEST_CYCLE:g}")
+        if self.on_s / cycle * math.exp(-DAY / self.on_s) > LARGEST_SHARE:
+            raise ValueError(f"an on_s with which at most {LARGEST_SHARE} of the clients stay for a whole day")
+        return self
+
+    def is_available(self, client: int, seconds: float, seed: int) -> bool:
+        return self._until(client, seconds, int(seconds // DAY), seed) > seconds
 
     def until(self, client: int, seconds: float, seed: int) -> float:
         end, day = seconds, int(seconds // DAY)
@@ -155,7 +188,7 @@ def _trace(path: str, period: float, changed: int) -> tuple[np.ndarray, np.ndarr
 def numbers_of(path: str, columns: Sequence[str]) -> np.ndarray:
     """Return the columns [n, lines] float64 of a CSV file of numbers with a header."""
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file, warnings.catch_warnings(action="ignore"):
+        with opened(path) as file, warnings.catch_warnings(action="ignore"):
             header = file.readline().strip().split(",")
             places = [header.index(name) for name in columns]
             if len(header) == len(columns):

@@ -1,18 +1,19 @@
 """Devices of clients: computing speed, network speed and memory."""
 
 import csv
+import errno
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TextIO
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from rayfl.config import Config, ConfigError, Kind, Named, parse
+from rayfl.config import Config, ConfigError, Kind, Named, parse, shown
 from rayfl.core.seeds import numpy_generator
 
 
@@ -55,6 +56,8 @@ class Device:
     """Memory for training, in MB of 2^20 bytes."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise ValueError(f"the device has the kind {shown(self.kind)}. Allowed: text")
         if not all(isinstance(speed, Speed) for speed in (self.gflops, self.down, self.up)):
             raise ValueError(f"the device {self.kind} has speeds that are numbers. Allowed: Speed(mean, deviation)")
 
@@ -275,10 +278,17 @@ def changed(path: str) -> int:
         return 0
 
 
+def opened(path: str) -> TextIO:
+    """Open a CSV file for reading. Raise OSError for a pipe or a device, which may never end."""
+    if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        raise OSError(errno.EINVAL, "it is neither a file nor a link to one")
+    return Path(path).open(newline="", encoding="utf-8-sig")
+
+
 def rows_of(path: str, needed: Sequence[str], known: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows of a CSV file with a header. Raise ConfigError if it or its columns are wrong."""
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        with opened(path) as file:
             reader = csv.DictReader(file, restkey="")
             columns = reader.fieldnames or []
             if not set(needed) <= set(columns) <= set(known):

@@ -19,6 +19,7 @@ import numpy as np
 
 from rayfl.clients import Population
 from rayfl.core.seeds import numpy_generator
+from rayfl.system import checked
 from rayfl.system.devices import Device, Speed
 from rayfl.system.samplers import Candidates
 from rayfl.system.settings import System
@@ -103,7 +104,7 @@ class Fleet:
     """Function of a client: its number of training samples."""
 
     def device(self, client: int) -> Device:
-        return self.system.devices.device(client, self.seed)
+        return checked.device(self.system.devices, client, self.seed)
 
     def capacity(self, client: int, round: int) -> float:
         """Return the client's capacity: the population's, or the largest one that its device can train."""
@@ -136,7 +137,7 @@ class Fleet:
         today = replace(device, gflops=Speed(gflops), down=Speed(down), up=Speed(up))
         down_s, compute_s, up_s = self._seconds(client, work, self._shared(today, transfers))
         arrives = start + (down_s + compute_s + up_s)
-        leaves = system.availability.until(client, start, self.seed)
+        leaves = checked.until(system.availability, client, start, self.seed)
         is_lost = leaves < arrives or draws.random() < system.dropout
         return Dispatch(
             client,
@@ -176,7 +177,7 @@ class Fleet:
         )
 
     def is_available(self, client: int, seconds: float) -> bool:
-        return self.system.availability.until(client, seconds, self.seed) > seconds
+        return checked.is_available(self.system.availability, client, seconds, self.seed)
 
     def has_available(self, seconds: float) -> bool:
         """Return whether any client is available."""

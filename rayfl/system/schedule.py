@@ -15,9 +15,9 @@ import numpy as np
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.config.plain import shown
 from rayfl.core.seeds import stream
 from rayfl.metrics import UPDATES
+from rayfl.system import checked
 from rayfl.system.availability import Always
 from rayfl.system.fleet import Dispatch, Fleet
 from rayfl.system.samplers import Memory, Visited
@@ -148,7 +148,7 @@ class Timed(Schedule):
         ]
         if not visits:
             return plan.past
-        return replace(plan.past, memory=self.fleet.system.sampler.learned(plan.past.memory, round, visits))
+        return replace(plan.past, memory=checked.learned(self.fleet.system.sampler, plan.past.memory, round, visits))
 
     def needed(self, past: Past, round: int) -> set[int]:
         mode = self.fleet.system.mode
@@ -243,14 +243,7 @@ class Timed(Schedule):
             return [], past
         sampler = self.fleet.system.sampler
         free = self.fleet.candidates(round, draw, start, {one.client for one in busy})
-        ids, memory = sampler.choose(wanted, free, round, past.memory)
-        ids = [int(id) for id in ids]
-        are_known = all(0 <= id < free.count for id in ids)
-        if not (are_known and len(set(ids)) == len(ids) <= wanted and all(map(free.is_free, ids))):
-            raise ConfigError(
-                f"system.sampler: {sampler.name} chose the clients {shown(ids)}. Allowed: at most {wanted} different "
-                "clients of those that are free"
-            )
+        ids, memory = checked.chosen(sampler, wanted, free, round, past.memory)
         transfers = sum(one.finish > start for one in busy) + len(ids)
         visits = Counter(one.client for one in earlier)
         sent = [self.fleet.dispatch(id, round, start, transfers, visits[id]) for id in ids]

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from rayfl.config import Config
+from rayfl.system import checked
 from rayfl.system.availability import AVAILABILITY_KIND, Always, Availability
 from rayfl.system.devices import DEVICES_KIND, Devices, Phones
 from rayfl.system.samplers import SAMPLERS_KIND, Sampler, Uniform
@@ -129,10 +130,7 @@ class System(Config):
     def check(self, clients: int, cohort: int) -> None:
         """Raise a ValueError if the section does not fit a population."""
         for place, part in (("devices", self.devices), ("availability", self.availability)):
-            try:
-                part.check(clients)
-            except ValueError as error:
-                raise ValueError(f"system.{place}: {error}") from None
+            checked.fits(part, clients, place)
         asked = self.asked(cohort)
         if asked > clients:
             what = "concurrency" if isinstance(self.mode, Buffered) else "select"

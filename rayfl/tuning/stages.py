@@ -27,11 +27,11 @@ import ray
 from pyarrow.fs import FileSystem, FileType
 from ray import tune
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, RunFailed
 from rayfl.data.base import Arrays
 from rayfl.engine.on_ray import resources
 from rayfl.engine.plugins import packed
-from rayfl.engine.termination import RunFailed, Terminated
+from rayfl.engine.termination import Terminated
 from rayfl.results.folder import RunFolder, records, runs
 from rayfl.results.rows import Record, best_trials
 from rayfl.tuning import snapshots, trust

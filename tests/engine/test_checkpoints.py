@@ -121,7 +121,7 @@ def test_later_rounds_are_forgotten_if_an_earlier_one_is_whole(tmp_path):
 def test_a_crash_while_writing_leaves_the_old_one(tmp_path, monkeypatch):
     write(tmp_path, 1, CONFIG, state(1))
 
-    def crash(*args):
+    def crash(*args, **kwargs):
         raise OSError("no space left on device")
 
     for place in ("pathlib.Path.rename", "pathlib.Path.write_text", "rayfl.engine.files.save_file"):

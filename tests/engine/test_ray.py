@@ -13,7 +13,7 @@ from faults import Faulty
 from helpers import NESTED, PersonalHead, run, simulate, tiny
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayTaskError
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, RunFailed
 from rayfl.engine import cohort
 from rayfl.engine.checked import Diverged
 from rayfl.engine.files import NotWritten, checksum
@@ -23,7 +23,6 @@ from rayfl.engine.on_ray import pool as executor
 from rayfl.engine.on_ray.pool import JobFailed
 from rayfl.engine.on_ray.server import ServerActor
 from rayfl.engine.on_ray.status import About
-from rayfl.engine.termination import RunFailed
 from rayfl.methods import METHODS
 from rayfl.methods.distillation import DISTILLATION
 

@@ -19,10 +19,9 @@ from rows import line
 from sweeps import ROUNDS, write
 from test_budget import WIDTHS, searched, shares
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, RunFailed
 from rayfl.engine.checkpoints import DamagedCheckpoint, complete, read
 from rayfl.engine.files import checksum
-from rayfl.engine.termination import RunFailed
 from rayfl.experiment import read_experiment
 from rayfl.listeners import Listener
 from rayfl.methods.dense import Dense

@@ -19,7 +19,7 @@ from ray.exceptions import AuthenticationError, RayActorError, RayError, RayTask
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, RunFailed
 from rayfl.core.tensors import unpack
 from rayfl.data.base import Arrays
 from rayfl.engine.locks import TEMPORARY, clear, take
@@ -30,7 +30,7 @@ from rayfl.engine.on_ray.server import ServerActor
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import packed
 from rayfl.engine.simulation import STEP_SECONDS
-from rayfl.engine.termination import RunFailed, blocked, kept
+from rayfl.engine.termination import blocked, kept
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Deployment
 from rayfl.metrics import Line

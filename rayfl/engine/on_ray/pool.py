@@ -29,12 +29,11 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, RunFailed
 from rayfl.core.tensors import pack, unpack
 from rayfl.engine.jobs import Executor, Job, Verb
 from rayfl.engine.on_ray.actors import Crew, Place
 from rayfl.engine.on_ray.branches import Branches, Sum
-from rayfl.engine.termination import RunFailed
 
 LOST = (RayActorError, OutOfMemoryError, WorkerCrashedError, NodeDiedError, ObjectLostError, GetTimeoutError)
 """Errors of a worker, not of its job. OutOfMemoryError is not a RayActorError, and a dead node first appears as an
