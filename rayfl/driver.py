@@ -34,6 +34,7 @@ from rayfl.listeners import Listener, end, note, tell, tell_past
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
 from rayfl.networks import at_checkpoint, check_device, place_of
+from rayfl.results import clients
 from rayfl.results.folder import Kind, RunFolder, Status
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Running(Protocol):
 
     @property
     def client_scores(self) -> np.ndarray: ...
+    @property
+    def client_table(self) -> np.ndarray: ...
 
 
 # a whole run
@@ -201,6 +204,8 @@ def _loop(
             is_evaluated = bool(lines) and EVALUATED in lines[-1]
             if is_evaluated and experiment.evaluation.clients:
                 record.save_clients(simulation.client_scores)
+                if experiment.run.client_scores == "all":
+                    record.save_client_table(lines[-1]["round"], simulation.client_table)
             ended |= tell(listeners, lines)
             over = ended and is_evaluated
             if is_evaluated and best is not None and best.is_better(lines[-1]):
@@ -242,6 +247,13 @@ class Result:
     def metrics(self) -> "pd.DataFrame":
         """The metrics as a table: one row per round, one column per metric, NaN where a round was not evaluated."""
         return _table(self.lines)
+
+    @property
+    def clients(self) -> "pd.DataFrame":
+        """The scores of clients on their own test data, one row per evaluated round and client: `round`, `client`,
+        `capacity`, `samples` and every score with `run.client_scores: all`; otherwise of the last evaluation, and only
+        the first score."""
+        return clients.frame(self.folder.path, self.folder.facts, self.lines)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -14,6 +14,13 @@ import numpy as np
 CLIENT_SCORES = np.dtype([("client", "<i4"), ("score", "<f8")])
 """One row per client, ascending: its first score on its own test split."""
 
+
+def client_table(scores: Iterable[str]) -> np.dtype:
+    """Return the row of a client in a table of all scores (labels) on its own test split. A score without a value, such
+    as that of an absent class, is NaN."""
+    return np.dtype([("client", "<i4"), ("capacity", "<f8"), ("samples", "<i8"), *((label, "<f8") for label in scores)])
+
+
 Line = dict[str, Any]
 """Results of one round by name: `round`, `seconds`, metrics of `ROUND`, and metrics of an evaluation."""
 

@@ -18,7 +18,7 @@ from rayfl.data.scores import Score
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job
 from rayfl.evaluation import Evaluation, add_to
 from rayfl.methods.base import Deployment, Method
-from rayfl.metrics import CLIENT_SCORES, EVALUATED, Line, label, named
+from rayfl.metrics import CLIENT_SCORES, EVALUATED, Line, client_table, label, named
 
 
 @dataclass
@@ -38,18 +38,39 @@ class Sums:
 class ByClient:
     """Scores of clients on their own data, clients ascending."""
 
-    def __init__(self, scores: Sequence[Score], found: Sequence[tuple[Sequence[int], Evaluated]]):
-        """`found`: (clients, their scores) of every job."""
+    def __init__(
+        self, scores: Sequence[Score], found: Sequence[tuple[Sequence[int], Evaluated]], capacities: np.ndarray
+    ):
+        """`found`: (clients, their scores) of every job. `capacities`: of all clients."""
         ids = np.concatenate([clients for clients, _ in found])
         order = np.argsort(ids)
         self.ids: np.ndarray = ids[order]
         self.counts: np.ndarray = torch.cat([answer.counts for _, answer in found]).numpy()[order]
         """Samples [n]."""
+        self.capacities: np.ndarray = capacities[self.ids]
+        """Capacities [n]."""
         sums = {score.label: torch.cat([answer.sums[score.label] for _, answer in found]) for score in scores}
         self.values: dict[str, np.ndarray] = {score.label: score.values(sums[score.label])[order] for score in scores}
         """Score -> [n]."""
         self.counted: dict[str, np.ndarray] = {score.label: score.counted(sums[score.label])[order] for score in scores}
         """Score -> clients that have a value, [n] bool."""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows of `CLIENT_SCORES`."""
+        first = next(iter(self.values))
+        rows = np.empty(len(self.ids), CLIENT_SCORES)
+        rows["client"], rows["score"] = self.ids, self.values[first]
+        return rows[self.counted[first]]
+
+    @property
+    def table(self) -> np.ndarray:
+        """Rows of `client_table`."""
+        table = np.empty(len(self.ids), client_table(self.values))
+        table["client"], table["capacity"], table["samples"] = self.ids, self.capacities, self.counts
+        for name, values in self.values.items():
+            table[name] = np.where(self.counted[name], values, math.nan)
+        return table
 
 
 @dataclass(frozen=True)
@@ -79,9 +100,9 @@ class Evaluator:
 
     def evaluate(
         self, deployed: Mapping[float, Deployment], clients: Clients, round: int, test_samples: int
-    ) -> tuple[Line, np.ndarray]:
-        """Return the metrics of every capacity's deployment and of every client after `round` rounds, and the rows of
-        `CLIENT_SCORES`."""
+    ) -> tuple[Line, ByClient | None]:
+        """Return the metrics of every capacity's deployment and of every client after `round` rounds, and the scores of
+        clients on their own test splits, if there are any."""
         subjects = {d.key: d for d in deployed.values()}
         statistics = self.collect(subjects, round)
         subjects = {key: replace(d, statistics=statistics.get(key, d.statistics)) for key, d in subjects.items()}
@@ -111,27 +132,19 @@ class Evaluator:
                 local[message.split].append((message.items, answer))
             else:
                 sums.setdefault((message.split, job.key), Sums()).add(answer)
-        by_client = {split: ByClient(self.scores, found) for split, found in local.items() if found}
+        by_client = {split: ByClient(self.scores, found, clients.capacities) for split, found in local.items() if found}
         line: Line = {EVALUATED: True}
         for split in ("test", "validation"):
             line |= self._capacities(split, {c: sums.get((split, d.key)) for c, d in deployed.items()})
         line |= _densities(deployed)
         for split, found in by_client.items():
-            line |= self._clients(split, found, clients.capacities, deployed)
+            line |= self._clients(split, found, deployed)
         if own_layers:
             layers = {key: d.present.layers for key, d in subjects.items() if d.masked}
             found = (_local_densities(some, layers | own_layers) for some in members.values())
             # without local test samples, those of the clients with local validation samples
             line |= next(filter(None, found), {})
-        return line, self._rows(by_client.get("clients"))
-
-    def _rows(self, found: ByClient | None) -> np.ndarray:
-        """Return the rows of `CLIENT_SCORES`."""
-        rows = np.empty(0 if found is None else len(found.ids), CLIENT_SCORES)
-        if found is not None:
-            rows["client"], rows["score"] = found.ids, found.values[self.scores[0].label]
-            rows = rows[found.counted[self.scores[0].label]]
-        return rows
+        return line, by_client.get("clients")
 
     # statistics of norms
 
@@ -248,14 +261,14 @@ class Evaluator:
                 line[named(first.label, f"exit{i + 1}", split)] = float(first.value(sums))
         return line
 
-    def _clients(self, split: str, found: ByClient, all: np.ndarray, deployed: Mapping[float, Deployment]) -> Line:
+    def _clients(self, split: str, found: ByClient, deployed: Mapping[float, Deployment]) -> Line:
         """Return the metrics over clients on their own split, of scores that they have."""
         line: Line = {}
         for score in self.scores:
             name, counted = score.label, found.counted[score.label]
             if not counted.any():
                 continue
-            values, weights, capacities = found.values[name][counted], found.counts[counted], all[found.ids[counted]]
+            values, weights, capacities = found.values[name][counted], found.counts[counted], found.capacities[counted]
             line |= {
                 named(name, c, split): float(values[capacities == c].mean())
                 for c in deployed

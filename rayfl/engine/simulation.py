@@ -29,7 +29,7 @@ from rayfl.engine import checkpoints, traffic
 from rayfl.engine.checked import Checked, Diverged, check_finite
 from rayfl.engine.client_states import ClientStates
 from rayfl.engine.cohort import Chunk, Cohort, Division
-from rayfl.engine.evaluator import Clients, Evaluator
+from rayfl.engine.evaluator import ByClient, Clients, Evaluator
 from rayfl.engine.jobs import Broadcast, Executor, Job, Refine, Train, Trained
 from rayfl.engine.locks import Temporary
 from rayfl.engine.private import check_groups, public_cover
@@ -38,7 +38,7 @@ from rayfl.engine.worker import Recipe, Worker
 from rayfl.evaluation import Evaluation, check_scores
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Deployment, ServerTask, ServerTaskResult
-from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
+from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, client_table, finished, plus
 from rayfl.system import Fleet, Past, Plan, Schedule, Stale, Staleness, Timed, Untimed
 from rayfl.training.privacy import PrivateFold, Released
 from rayfl.training.secure import Protection
@@ -91,8 +91,8 @@ class Simulation:
         self._is_noted = False
         self._is_optimizer_unused = False
         """True if the server optimizer made no step in the last round."""
-        self.client_scores = np.empty(0, CLIENT_SCORES)
-        """Scores per client of the last evaluation."""
+        self._by_client: ByClient | None = None
+        """Scores of clients of the last evaluation."""
 
     def _serial(self, arrays: Arrays, device: torch.device | str) -> Executor:
         frozen.all_of(self.method.task.nets.values())
@@ -341,13 +341,24 @@ class Simulation:
         """Return the metrics of every capacity and client after `round` rounds."""
         state = self.method_state
         deployed = {c: self.verbs.deploy(state, self.round, c) for c in self.clients.all_capacities}
-        line, self.client_scores = self.evaluator.evaluate(
+        line, self._by_client = self.evaluator.evaluate(
             deployed, self._clients(), self.round, self._arrays.test_samples
         )
         if not self._is_noted and (notes := self._notes(deployed)):
             self._is_noted = True
             line[NOTE] = "; ".join(notes)
         return line
+
+    @property
+    def client_scores(self) -> np.ndarray:
+        """Rows of `CLIENT_SCORES` of the last evaluation."""
+        return np.empty(0, CLIENT_SCORES) if self._by_client is None else self._by_client.rows
+
+    @property
+    def client_table(self) -> np.ndarray:
+        """Rows of `client_table` of the last evaluation."""
+        labels = [score.label for score in self.recipe.scores]
+        return np.empty(0, client_table(labels)) if self._by_client is None else self._by_client.table
 
     def _notes(self, deployed: Mapping[float, Deployment]) -> list[str]:
         """Return notes on settings without effect."""

@@ -75,6 +75,10 @@ def check(experiment: "Experiment") -> None:
             if isinstance(net.model, ImageModel | TokenModel) or net.model == experiment.model:
                 _check_output(net, capacity, goal)
         experiment.all_listeners()
+        if experiment.run.client_scores == "all" and not experiment.evaluation.clients:
+            raise ValueError(
+                "run.client_scores: all needs scores of clients. Allowed: last, or evaluation.clients: true"
+            )
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -77,6 +77,9 @@ class Resources(Config):
     """Checkpoints to keep. last: the newest ones. best: also that of the best evaluated round (`rayfl export --best`).
     The round is chosen on validation data (validation_*, or local_validation_* for personalised methods), otherwise on
     test data."""
+    client_scores: Literal["last", "all"] = "last"
+    """Scores of clients on their own test data that are kept. last: the first score at the last evaluation. all: every
+    score at every evaluation, with capacity and samples (`Result.clients`, and a plot)."""
     patience: int = Field(default=0, ge=0)
     """Early stopping: number of evaluations without an improvement of the metric of `checkpoint: best`. 0: all rounds
     are run."""

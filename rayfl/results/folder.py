@@ -5,6 +5,7 @@
     metrics.jsonl   one line per round, with metrics measured after the round; rounds count from 1
     result.json     the summary of a run that has ended
     clients.npy     every client's first score on its own test split, at the last evaluation
+    clients/        all of these scores, a file per evaluation, with `run.client_scores: all`
     plots/  checkpoints/
 
 Each line, and each of the last two files, contains its own SHA-256 (`rayfl.results.files`).
@@ -27,7 +28,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 from rayfl.config import Config, ConfigError, parse
 from rayfl.config.plain import shown
 from rayfl.metrics import CLIENT_SCORES, Line
-from rayfl.results import files
+from rayfl.results import clients, files
 from rayfl.results.made import Made, here
 from rayfl.results.summary import Cost, Facts, summary
 
@@ -72,6 +73,8 @@ class RunFolder(Config):
     """Time up to which `seconds` counts (`time.monotonic`); None outside of the process that makes the run."""
     _scores: np.ndarray | None = PrivateAttr(default=None)
     """Scores of clients not written yet because the disk was full."""
+    _tables: dict[int, np.ndarray] = PrivateAttr(default_factory=dict)
+    """Round -> table of all scores of clients that is not written yet."""
 
     @field_validator("tags")
     @classmethod
@@ -203,6 +206,7 @@ class RunFolder(Config):
             )
         files.write_lines(file, lines[:round])
         self.pending.clear()
+        clients.truncate_after(self.path, round)
 
     def resume(self, config: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> None:
         """Mark an ended run as running again; `config` and `facts` replace the old ones, e.g. with more rounds."""
@@ -232,6 +236,7 @@ class RunFolder(Config):
             self.append([])
         if self._scores is not None:
             files.write_array(self.path / "clients.npy", self._scores)
+        self._write_tables()
         if self.kind == "run":
             files.write_summed(self.path / "result.json", self._summary())
         self.count_time()
@@ -245,6 +250,17 @@ class RunFolder(Config):
         with suppress(OSError):
             files.write_array(self.path / "clients.npy", scores)
             self._scores = None
+
+    def save_client_table(self, round: int, table: np.ndarray) -> None:
+        """Write the rows of `client_table` of an evaluated round. If writing fails, they are kept like scores."""
+        self._tables[round] = table
+        with suppress(OSError):
+            self._write_tables()
+
+    def _write_tables(self) -> None:
+        for round in list(self._tables):
+            clients.write(self.path, round, self._tables[round])
+            del self._tables[round]
 
     def record(self) -> dict[str, Any]:
         """Return the run as a row of plain values: id, label, title, point, status, error, sweep, seed, path, params

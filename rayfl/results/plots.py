@@ -19,6 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from rayfl.config.plain import short
 from rayfl.metrics import UPDATES, Line, label, named
+from rayfl.results import clients
 from rayfl.results.budgets import COSTS, Cost, with_spent
 from rayfl.results.cells import percent, plain
 from rayfl.results.drawing import (
@@ -58,7 +59,8 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
     if not any(metric in line for runs in curves.values() for line in chain(*runs)):
         # results such as best_accuracy_mean have no curve
         metric = judge_of(records)
-    axis, of_clients = axis_of(facts, metric), named(facts.score, "mean", "clients")
+    axis, of_clients = axis_of(facts, metric), axis_of(facts, named(facts.score, "mean", "clients"))
+    tables = {name: [clients.read(run.path, run.facts) for run in some] for name, some in runs.items()}
     found = {
         "learning_curves": learning_curves(curves, metric, axis, styles),
         **{
@@ -69,9 +71,8 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
         "curves_by_capacity": curves_by_capacity(curves, records, styles) if len(curves) > 1 else None,
         "round_times": round_times(curves, styles),
         "participation": participation(curves, styles),
-        "client_accuracy": client_histogram(scores, axis_of(facts, of_clients), styles)
-        if all(scores.values())
-        else None,
+        "client_accuracy": client_histogram(scores, of_clients, styles) if all(scores.values()) else None,
+        "clients_over_rounds": clients.over_rounds(tables, facts.score, of_clients, styles),
     }
     return {name: plot for name, plot in found.items() if plot is not None}
 

@@ -18,7 +18,7 @@ from rayfl.results.folder import RunFolder, Status, runs
 from rayfl.tuning.search import called, folder_name, trial_id_of, trial_of
 from rayfl.tuning.space import text_of
 from rayfl.tuning.sweep import Sweep
-from rayfl.tuning.trial import DIVERGED, ENDED
+from rayfl.tuning.trial import CLIENT_TABLE, DIVERGED, ENDED
 
 
 class RayDied(BaseException):
@@ -94,7 +94,7 @@ class Recorder(tune.Callback):
     def on_trial_result(self, iteration: int, trials: list, trial, result: dict, **info) -> None:
         record, lines = self.trials[trial.trial_id], result.pop("lines")
         scores, ended = result.pop("client_scores", None), result.pop(ENDED, None)
-        diverged = result.pop(DIVERGED, None)
+        diverged, table = result.pop(DIVERGED, None), result.pop(CLIENT_TABLE, None)
         before = lines[0]["round"] - 1 if lines else result["round"]
         if before != record.count():
             try:
@@ -110,6 +110,8 @@ class Recorder(tune.Callback):
         record.append(lines)
         if scores is not None and len(scores):
             record.save_clients(scores)
+        if table is not None:
+            record.save_client_table(lines[-1]["round"], table)
         if ended:
             record.tags[ENDED] = f"by a listener after round {ended}"
             self.progress.note(f"{self._what(trial)}: ended {record.tags[ENDED]}")

@@ -165,7 +165,7 @@ def measured(experiment: Experiment, point: Point, rounds: int, address: str | N
     before, began = _here(), time.monotonic()
     ray_nodes.forget_peak()
     arrays = load_data(experiment)
-    with start(experiment, address, arrays=arrays) as session:
+    with start(experiment, address=address, arrays=arrays) as session:
         run: Any = session.simulation
         lines = iter(session)
         next(lines)

@@ -48,6 +48,8 @@ ENDED = "ended"
 """Key in the result of a trial that a listener ended: the round."""
 DIVERGED = "diverged"
 """Key in the result of a trial that diverged: why."""
+CLIENT_TABLE = "client_table"
+"""Key in the result of an evaluated round: the scores of all clients."""
 LINES = "metrics.jsonl"
 """File in a checkpoint: the lines of all rounds before."""
 
@@ -158,6 +160,8 @@ class FederatedTrial(tune.Trainable):
         self.ended |= tell(self.listeners, lines)
         if self.ended and EVALUATED in lines[-1] and self.round < experiment.rounds:
             result[ENDED] = self.round
+        if EVALUATED in lines[-1] and experiment.evaluation.clients and experiment.run.client_scores == "all":
+            result[CLIENT_TABLE] = ray.get(self.server.client_table.remote())
         result["done"] = ENDED in result or self.round >= experiment.rounds
         if result["done"]:
             result["client_scores"] = ray.get(self.server.client_scores.remote())

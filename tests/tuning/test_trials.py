@@ -25,7 +25,7 @@ from rayfl.engine.files import checksum
 from rayfl.experiment import read_experiment
 from rayfl.listeners import Listener
 from rayfl.methods.dense import Dense
-from rayfl.results import files
+from rayfl.results import clients, files
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning import stages
@@ -218,11 +218,15 @@ class Stopping(Listener):
 def test_a_listener_ends_a_trial(swept, tmp_path):
     """A relative path of the listener's is in the trial's folder."""
     listeners = [{"name": f"{__name__}:Stopping", "after": 6, "file": "told"}]
-    _, best, [trial], progress = swept(write(tmp_path, experiment={"listeners": listeners}))
+    kept = {"chunk": 1, "client_scores": "all"}
+    _, best, [trial], progress = swept(write(tmp_path, experiment={"listeners": listeners, "run": kept}))
     assert (trial.status, trial.tags["ended"]) == ("finished", "by a listener after round 6")
     assert [line["round"] for line in trial.rounds()] == list(range(1, 7))
     assert [record["rounds"] for record in best] == [6]
     assert len(trial.client_scores) == 6
+    tables = clients.read(trial.path, trial.facts)
+    assert {round: len(table) for round, table in tables.items()} == {3: 6, 6: 6}
+    assert tables[6]["accuracy"].tolist() == trial.client_scores["score"].tolist()
     assert (trial.path / "told").read_text().splitlines() == ["start 0 0", "finished"]
     assert "heterofl (seed 0): ended by a listener after round 6" in progress.printed
 

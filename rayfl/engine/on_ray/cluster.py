@@ -245,6 +245,10 @@ class Remote:
     def client_scores(self) -> np.ndarray:
         return get(self.server.client_scores.remote())
 
+    @property
+    def client_table(self) -> np.ndarray:
+        return get(self.server.client_table.remote())
+
     def deployment(self, capacity: float, client: int | None = None) -> Deployment:
         return unpack(get(self.server.deployment.remote(capacity, client)))
 

@@ -105,6 +105,9 @@ class ServerActor:
     def client_scores(self) -> "np.ndarray":
         return self.simulation.client_scores
 
+    def client_table(self) -> "np.ndarray":
+        return self.simulation.client_table
+
     def deployment(self, capacity: float, client: int | None) -> "Packed":
         from rayfl.core.tensors import pack
 
