@@ -30,6 +30,7 @@ from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
 from rayfl.engine.termination import deferred, reason
 from rayfl.experiment import Experiment, load_experiment, read_experiment
+from rayfl.exporting.preparation import Preparation
 from rayfl.listeners import Listener, end, note, tell, tell_past
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
@@ -267,13 +268,17 @@ class Result:
 
         return figures([self.folder.record()], self.experiment)
 
-    def submodel(self, capacity: float, client: int | None = None, *, best: bool = False) -> "nn.Module":
-        """Return the network deployed at this capacity, or the client's personal network: [B, ...] -> logits [B, C].
-        `best`: of the best round instead of the last, if `run.checkpoint` was best."""
+    def submodel(
+        self, capacity: float, client: int | None = None, *, best: bool = False, raw: bool = False
+    ) -> "nn.Module":
+        """Return the network deployed at this capacity, or the client's personal network: samples [B, ...] as the data
+        set stores them -> logits [B, C], or numbers in the units of the targets. `best`: of the best round instead of
+        the last, if `run.checkpoint` was best. `raw`: the bare network, which takes prepared samples."""
         from rayfl.exporting.submodels import as_module
 
         place = place_of(self.folder.path, best)
-        return as_module(at_checkpoint(self.experiment, place, capacity, client, print)[1])
+        _, deployed = at_checkpoint(self.experiment, place, capacity, client, print)
+        return as_module(deployed, None if raw else Preparation.of(self.experiment, self.experiment.data.arrays))
 
 
 # round by round
@@ -307,7 +312,7 @@ class Session:
     def __enter__(self) -> Self:
         if self._has_ended:
             raise RuntimeError("the run has ended. Hint: `rayfl.start` starts another one")
-        arrays = _loaded(self.experiment, self.arrays)
+        self._arrays = arrays = _loaded(self.experiment, self.arrays)
         with ExitStack() as stack:
             folder = stack.enter_context(Temporary())
             self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))
@@ -339,15 +344,16 @@ class Session:
         """The metrics as a table, like those of a `Result`."""
         return _table(self.lines)
 
-    def submodel(self, capacity: float, client: int | None = None) -> "nn.Module":
-        """Return the network now deployed at this capacity, or the client's personal network: [B, ...] -> logits
-        [B, C]. Within a `with` block."""
+    def submodel(self, capacity: float, client: int | None = None, *, raw: bool = False) -> "nn.Module":
+        """Return the network now deployed at this capacity, or the client's personal network, as a `Result` does.
+        Within a `with` block."""
         from rayfl.exporting.submodels import as_module
 
         if self._open is None:
             raise RuntimeError("the run has ended. Hint: `with rayfl.start(...) as session` keeps it open")
         capacity = check_device(self.experiment, capacity, client, self.arrays)
-        return as_module(self.simulation.deployment(capacity, client))
+        around = None if raw else Preparation.of(self.experiment, lambda: self._arrays)
+        return as_module(self.simulation.deployment(capacity, client), around)
 
 
 # shared

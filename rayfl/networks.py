@@ -16,6 +16,7 @@ from rayfl.engine.files import absolute, check_place
 from rayfl.engine.locks import Temporary
 from rayfl.engine.simulation import Simulation, load_data
 from rayfl.experiment import Experiment, read_experiment
+from rayfl.exporting.preparation import Preparation
 from rayfl.methods.base import Deployment
 from rayfl.metrics import label
 from rayfl.results.folder import RunFolder
@@ -32,14 +33,17 @@ def export(
     *,
     row: str | None = None,
     best: bool = False,
+    raw: bool = False,
     data: InMemory | None = None,
     notify: Callable[[str], None] = print,
 ) -> "nn.Module":
-    """Write the network deployed at this capacity, or a client's personal network, as files; return it.
+    """Write the network deployed at this capacity, or a client's personal network, as files; return it. It takes
+    samples as the data set stores them, and predicts numbers in the units of the targets.
 
     `folder`: a run with a checkpoint, or a sweep, of which the best trial of `row` is exported. `best`: of the best
-    round instead of the last, if `run.checkpoint` was best. `data`: the arrays, if they were in memory; only needed for
-    norms without statistics. See `rayfl.exporting.submodels` for the list of files.
+    round instead of the last, if `run.checkpoint` was best. `raw`: the bare network, which takes prepared samples.
+    `data`: the arrays, if they were in memory; only needed for norms without statistics, and for tables and series. See
+    `rayfl.exporting.submodels` for the list of files.
     """
     from rayfl.exporting.submodels import export_submodel
 
@@ -65,12 +69,9 @@ def export(
             f"{owner}"
         )
     about = {"capacity": capacity, "client": client, "round": round, "method": experiment.method.name}
-    prepare, goal = experiment.data.prepare, experiment.data.goal
-    if prepare.learns or goal.learns:
-        federation = experiment.federate(load_data(experiment))
-        prepare, goal = federation.prepare, federation.goal
-    about |= {"samples": prepare.plain() | goal.plain()}
-    return export_submodel(deployed, to, about, notify, experiment.data.attached)
+    around = Preparation.of(experiment, experiment.data.arrays)
+    about |= {"samples": around.plain()}
+    return export_submodel(deployed, to, about, notify, experiment.data.attached, None if raw else around)
 
 
 def deployments(

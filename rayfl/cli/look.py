@@ -142,12 +142,13 @@ def export(
     best: Annotated[
         bool, typer.Option("--best", help="Use the best round instead of the last (run.checkpoint: best).")
     ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Export the bare network, which takes prepared samples.")] = False,
 ) -> None:
-    """Export the submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load. Filters
-    and neurons removed by a mask are left out."""
+    """Export the submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load, which
+    takes samples as the data set stores them. Filters and neurons removed by a mask are left out."""
     from rayfl.networks import export as exported
 
-    exported(folder, capacity, to, client, row=row, best=best, notify=warn)
+    exported(folder, capacity, to, client, row=row, best=best, raw=raw, notify=warn)
     notify(f"model.safetensors, config.json and model.pt2 in {to}")
 
 

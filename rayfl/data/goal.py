@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from rayfl.data.arrays import Column
+from rayfl.data.modules import Constants
 from rayfl.data.scores import (
     R2,
     AbsoluteError,
@@ -61,6 +63,11 @@ class Goal(ABC):
     def plain(self) -> dict[str, Any]:
         """Return what an output means as plain JSON, for config.json of an exported network."""
         return {}
+
+    def module(self) -> nn.Module:
+        """Return a module from the outputs of a network to predictions in the units of the targets. Default:
+        unchanged."""
+        return nn.Identity()
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -142,6 +149,9 @@ class Numbers(Goal):
     def plain(self) -> dict[str, Any]:
         return {"target_mean": self.mean, "target_std": self.std}
 
+    def module(self) -> nn.Module:
+        return _Units(self)
+
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         mean, std = (on_device(values, y.device) for values in (self.mean, self.std))
         return F.mse_loss(logits, ((y - mean) / std).to(logits.dtype))
@@ -159,6 +169,19 @@ class Numbers(Goal):
     @property
     def kinds(self) -> int:
         return self.quantiles
+
+
+class _Units(Constants):
+    """Outputs [B, K] -> numbers in the units of the targets."""
+
+    def __init__(self, numbers: Numbers):
+        super().__init__((-1,), mean=numbers.mean, std=numbers.std)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.std + self.mean
+
+    def extra_repr(self) -> str:
+        return f"x * std + mean, {super().extra_repr()}"
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from torch import nn
 
 from rayfl.data.arrays import Column
 from rayfl.data.base import DataSet
 from rayfl.data.goal import Classes, Goal
+from rayfl.data.modules import Constants, as_numbers
 from rayfl.data.samples import Batch, Prepare, Samples
 
 LARGEST = 4096
@@ -51,6 +53,9 @@ class Images(Prepare):
         """Return the parameters of (pixels / scale - mean) / std and `size`."""
         return {name: getattr(self, name) for name in ("scale", "mean", "std", "size")}
 
+    def module(self) -> nn.Module:
+        return _Normalised(self)
+
     def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return normalised pixels [N, C, H, W] float32 of the stored size."""
         mean = torch.tensor(self.mean, device=pixels.device).view(-1, 1, 1)
@@ -77,6 +82,20 @@ class Images(Prepare):
             flipped = torch.rand(len(x), generator=generator).to(x.device) < 0.5
             x = torch.where(flipped.view(-1, 1, 1, 1), x.flip(-1), x)
         return x
+
+
+class _Normalised(Constants):
+    """Images [B, C, H, W] as stored -> network inputs."""
+
+    def __init__(self, images: Images):
+        super().__init__((-1, 1, 1), mean=images.mean, std=images.std)
+        self.scale, self.size = images.scale, images.size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _resized(as_numbers(x).div_(self.scale).sub_(self.mean).div_(self.std), self.size)
+
+    def extra_repr(self) -> str:
+        return f"(x / {self.scale:g} - mean) / std, {super().extra_repr()}, size={self.size}"
 
 
 def _resized(x: torch.Tensor, size: int | None) -> torch.Tensor:

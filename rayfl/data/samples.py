@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
+from torch import nn
 
 from rayfl.data.arrays import Split
 from rayfl.data.goal import Goal
@@ -50,6 +51,26 @@ class Prepare(ABC):
     def plain(self) -> dict[str, Any]:
         """Return the processing without augmentation as plain JSON, for config.json of an exported network."""
         return {}
+
+    def module(self) -> nn.Module:
+        """Return the processing without augmentation as a module: x [B, ...] as stored -> network inputs. Default:
+        `whole` and `batch`. `torch.nn.Identity`: networks take what is stored."""
+        return _Prepared(self)
+
+
+class _Prepared(nn.Module):
+    """The processing of any `Prepare`."""
+
+    def __init__(self, prepare: Prepare):
+        super().__init__()
+        self.prepare = prepare
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        samples = {"x": x, "y": x.new_zeros(x.shape[0])}
+        return self.prepare.batch(self.prepare.whole(samples), None)[0]
+
+    def extra_repr(self) -> str:
+        return repr(self.prepare)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Column, Split
@@ -47,6 +48,9 @@ class Sequences(Prepare):
     def plain(self) -> dict[str, Any]:
         """Return the padding token."""
         return {"padding": PAD}
+
+    def module(self) -> nn.Module:
+        return nn.Identity()
 
 
 @dataclass(frozen=True)

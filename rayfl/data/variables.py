@@ -6,11 +6,13 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from torch import nn
 
 from rayfl.config import ConfigError
 from rayfl.data.arrays import Column, Split
 from rayfl.data.base import DataSet
 from rayfl.data.goal import Goal, on_device
+from rayfl.data.modules import Constants, as_numbers
 from rayfl.data.samples import Batch, Prepare, Samples
 
 Missing = Literal["refuse", "mean", "median"]
@@ -75,6 +77,9 @@ class Variables(Prepare):
         """Return the categorical columns, and the constants of (x - mean) / std with missing numbers at `fill`."""
         return {name: getattr(self, name) for name in ("categories", "fill", "mean", "std")}
 
+    def module(self) -> nn.Module:
+        return _Standardised(self)
+
     def numbers(self, columns: int) -> list[int]:
         """Return the columns of a table that are numbers."""
         categorical = {column for column, _ in self.categories}
@@ -83,6 +88,26 @@ class Variables(Prepare):
     def width(self, columns: int) -> int:
         """Return F', the columns of network inputs."""
         return len(self.numbers(columns)) + sum(count for _, count in self.categories)
+
+
+class _Standardised(Constants):
+    """Tables [B, F] or series [B, C, T] as stored, with NaN for missing numbers -> network inputs."""
+
+    def __init__(self, variables: Variables):
+        super().__init__((-1, 1), fill=variables.fill, mean=variables.mean, std=variables.std)
+        self.variables = variables
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = as_numbers(x)
+        numbers = x[:, self.variables.numbers(x.shape[1])] if self.variables.categories else x
+        fill, mean, std = (t if x.dim() > 2 else t.flatten() for t in (self.fill, self.mean, self.std))
+        found = [(torch.where(numbers.isnan(), fill, numbers) - mean) / std]
+        for column, count in self.variables.categories:
+            found.append((x[:, column, None] == torch.arange(count, device=x.device)).to(x.dtype))
+        return torch.cat(found, 1)
+
+    def extra_repr(self) -> str:
+        return f"(x - mean) / std, {super().extra_repr()}, categories={self.variables.categories}"
 
 
 class Shaped(DataSet):

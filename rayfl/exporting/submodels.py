@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from rayfl.config import ConfigError
 from rayfl.core import norms
 from rayfl.core.net import Answer, Net, load
 from rayfl.core.permissions import as_new
 from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.exporting.dead_channels import filters, shrunk
+from rayfl.exporting.preparation import Preparation
 from rayfl.methods.base import Deployment
 from rayfl.training.settings import answered
 
@@ -38,20 +40,28 @@ class _Answering(nn.Module):
         return answered(self.module(x), self.answer)
 
 
-def as_module(deployed: Deployment) -> nn.Module:
-    """Return a deployment as a module in evaluation mode: x [B, ...] -> logits [B, C]. Norms without statistics
-    normalise by the batch."""
-    return _answering(_network(deployed), deployed)
+def as_module(deployed: Deployment, preparation: Preparation | None = None) -> nn.Module:
+    """Return a deployment as a module in evaluation mode: samples x [B, ...] as the data set stores them -> logits
+    [B, C], or numbers in the units of the targets. Without a preparation, the bare network: it takes prepared samples,
+    and answers in standardised numbers. Norms without statistics normalise by the batch."""
+    network = _answering(_network(deployed), deployed)
+    return network if preparation is None else preparation.around(network)
 
 
 def export_submodel(
-    deployed: Deployment, to: Path, about: Mapping[str, Any], notify: Callable[[str], None], files: Sequence[Path] = ()
+    deployed: Deployment,
+    to: Path,
+    about: Mapping[str, Any],
+    notify: Callable[[str], None],
+    files: Sequence[Path] = (),
+    preparation: Preparation | None = None,
 ) -> nn.Module:
     """Write a deployment with its norms' statistics into a new folder; return it `as_module`.
 
     model.safetensors   parameters and norm statistics, by the names of the network's state
-    model.pt2           the same as a program: `torch.export.load(...).module()(x)`, x [B, ...] as the model's `example`
-    config.json         `about` (plain JSON), model, network, exits that answer, number of parameters; for a masked
+    model.pt2           the module as a program: `torch.export.load(...).module()(x)`, samples x [B, ...] of any number
+    config.json         `about` (plain JSON), model, network, exits that answer, number of parameters, whether the
+                        program takes samples as the data set stores them (`prepares`); for a masked
                         network also the parameters that are not 0 (`nonzero`) and the number of `filters` in masked
                         layers, with how many were `removed` and how many remain as `zeros`
     and files for other libraries (`Model.write`), which keep the zeros of a masked network
@@ -62,10 +72,23 @@ def export_submodel(
     if deployed.masked:
         deployed, of_mask = _without_zeros(deployed, notify)
     network = _network(deployed)
-    module = _answering(network, deployed)
-    example = deployed.net.model.example(2, "cpu")
-    varying = dict.fromkeys(deployed.net.model.varying, torch.export.Dim.DYNAMIC)
-    program = torch.export.export(module, (example,), dynamic_shapes=(varying,))
+    module, net = _answering(network, deployed), deployed.net
+    example = net.model.example(2, "cpu")
+    bare = module
+    if preparation is not None:
+        module, example = preparation.around(bare), preparation.example(net, 2)
+    try:
+        program = _program(module, example, net)
+    except Exception as error:
+        if module is bare:
+            raise
+        # an error of the network itself says so
+        _program(bare, net.model.example(2, "cpu"), net)
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise ConfigError(
+            f"export: torch does not export the preparation of the samples ({reason}). Allowed: a data set whose "
+            "Prepare has a method `module` that returns one that torch exports. Hint: raw exports the bare network"
+        ) from error
     to.mkdir(parents=True, exist_ok=True)
     tensors = dict(network.named_parameters()) | dict(network.named_buffers())
     save_file({name: t.detach().contiguous() for name, t in tensors.items()}, to / "model.safetensors")
@@ -77,11 +100,17 @@ def export_submodel(
         "net": {f.name: getattr(deployed.net, f.name) for f in fields(Net) if f.name != "model"},
         "answer": deployed.answer,
         "parameters": deployed.net.parameters,
+        "prepares": preparation is not None,
         **of_mask,
     }
     (to / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     given.net.model.write(given.net, given.params, given.answer, files, to)
     return module
+
+
+def _program(module: nn.Module, example: torch.Tensor, net: Net) -> torch.export.ExportedProgram:
+    varying = dict.fromkeys(net.model.varying, torch.export.Dim.DYNAMIC)
+    return torch.export.export(module, (example,), dynamic_shapes=(varying,))
 
 
 def _network(deployed: Deployment) -> nn.Module:

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from helpers import NESTED, run, simulate, tiny
+from helpers import NESTED, message, run, simulate, tiny
 from safetensors.torch import load_file
 from torch import nn
 
@@ -15,6 +17,8 @@ import rayfl
 from rayfl.config import ConfigError
 from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator, torch_scope
+from rayfl.data import Arrays, ImageData, Images, InMemory
+from rayfl.data.samples import Prepare
 from rayfl.exporting.submodels import as_module, export_submodel
 from rayfl.methods.base import Deployment
 from rayfl.models import MODELS
@@ -97,6 +101,104 @@ def test_a_network_with_exits_answers_as_it_is_deployed(tmp_path):
         assert not module(x).equal(last(x))
     # the names in the file are those of the network
     assert deployed.net.layout.shapes.keys() < load_file(tmp_path / "to" / "model.safetensors").keys()
+
+
+def table(tmp_path):
+    """A table with a number that is missing at times, and a category; the target is in hundreds."""
+    age, kind = np.arange(60) % 7 * 10.0, np.arange(60) % 3
+    y = 500 + 100 * age / 60 + 50 * (kind == 2)
+    age[::5] = np.nan
+    pd.DataFrame({"age": age, "kind": kind, "y": y}).to_csv(tmp_path / "a.csv", index=False)
+    own = {"y": "y", "categories": ["kind"], "target": "numbers", "missing": "mean"}
+    return {"name": "table", "train": str(tmp_path / "a.csv"), **own}
+
+
+class Halved(Images):
+    """A preparation of a user's own."""
+
+    def module(self):
+        return Prepare.module(self)
+
+    def whole(self, samples):
+        return samples | {"x": samples["x"].float() / 2}
+
+
+class Own(ImageData):
+    shape = (1, 8, 8)
+    classes = 4
+
+    def load(self):
+        x = np.random.default_rng(0).normal(size=(60, 1, 8, 8)).astype(np.float32)
+        split = {"x": x, "y": np.arange(60) % 4}
+        return Arrays(split, split)
+
+    @property
+    def preprocessing(self):
+        return Halved()
+
+
+class Untraced(Halved):
+    def whole(self, samples):
+        return samples | {"x": samples["x"].float() / (2 if samples["x"].sum() > 0 else 1)}
+
+
+class Unexported(Own):
+    @property
+    def preprocessing(self):
+        return Untraced()
+
+
+SERIES = np.random.default_rng(0).normal(3, 2, (60, 2, 6))
+TAKEN = {
+    "images of bytes": {"data": "digits", "model": "digits_cnn"},
+    "images that are resized": {"data": {"name": "digits", "size": 12}, "model": "digits_cnn"},
+    "a table of numbers": {"data": table, "model": "mlp"},
+    "series": {"data": InMemory(SERIES, np.arange(60) % 2, missing="median"), "model": "lstm"},
+    "a preparation of a user's own": {"data": Own(), "model": "liang_mlp"},
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_what_a_user_has_is_what_a_submodel_takes(kind, tmp_path):
+    """The reported score, from samples as they are stored, of the module, of the program, and of any number type."""
+    given = {"rounds": 1, "method": "heterofl", "partition": "iid", "run": {"executor": "serial"}, **TAKEN[kind]}
+    if kind == "a table of numbers":
+        given["data"] = table(tmp_path)
+    result = rayfl.run(given | {"clients": {"count": 4, "cohort": 2, "capacities": [1, 0.5]}}, tmp_path / "run")
+    data = result.experiment.data
+    module = rayfl.export(tmp_path / "run", 0.5, tmp_path / "to", data=data if isinstance(data, InMemory) else None)
+    program = torch.export.load(tmp_path / "to" / "model.pt2").module()
+    test = data.arrays().test
+    x, y = torch.from_numpy(test["x"]), torch.from_numpy(test["y"])
+    name = data.goal.scores[0].label
+    for of in (module, program, result.submodel(0.5)):
+        # a preparation of a user's own is exported for one type
+        for samples in [x] if isinstance(data, Own) else [x, x.double()]:
+            with torch.no_grad():
+                found = of(samples)
+            value = found.argmax(1) == y if name == "accuracy" else (found - y).square()
+            assert value.double().mean().item() == pytest.approx(result.summary[f"{name}_0.5"], rel=1e-5)
+    raw = result.submodel(0.5, raw=True)
+    assert module.network.state_dict().keys() == raw.state_dict().keys()
+    assert not any("mean" in key and "running" not in key for key in module.state_dict())
+    prepare = result.experiment.federate(data.arrays()).prepare
+    inputs, _ = prepare.batch(prepare.whole({"x": x, "y": y}), None)
+    with torch.no_grad():
+        torch.testing.assert_close(module[:2](x), raw(inputs))
+
+
+def test_a_preparation_that_torch_does_not_export_is_refused(tmp_path):
+    given = {"data": Unexported(), "model": "liang_mlp", "method": "fedavg", "run": {"executor": "serial"}}
+    result = rayfl.run(given | {"rounds": 1, "clients": {"count": 4, "cohort": 2}}, tmp_path / "run")
+    assert result.submodel(1)(torch.ones(2, 1, 8, 8)).shape == (2, 4)
+    said = message(rayfl.export, tmp_path / "run", 1, tmp_path / "to")
+    assert said.startswith("export: torch does not export the preparation of the samples (")
+    assert said.endswith("Hint: raw exports the bare network") and not (tmp_path / "to").exists()
+    module = rayfl.export(tmp_path / "run", 1, tmp_path / "to", raw=True)
+    assert not json.loads((tmp_path / "to" / "config.json").read_text())["prepares"]
+    program = torch.export.load(tmp_path / "to" / "model.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(torch.ones(2, 1, 8, 8)), module(torch.ones(2, 1, 8, 8)))
 
 
 def whole(model, *names):

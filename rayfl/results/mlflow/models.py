@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from rayfl.config import ConfigError
+from rayfl.experiment import read_experiment
+from rayfl.exporting.preparation import Preparation
 from rayfl.exporting.submodels import as_module
 from rayfl.methods.base import Deployment
 from rayfl.metrics import label as text_of
@@ -41,12 +43,16 @@ def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deplo
             except ConfigError as error:
                 copy.note(f"MLflow at {copy.store} receives no models of {label}: {first_line(error)}")
                 continue
+            around = None
             for name, (capacity, deployed) in _names(label, found).items():
                 if name in sent.models or deployed.is_start:
                     continue
+                if around is None:
+                    experiment = read_experiment(RunFolder.open(run["path"]).config, run["path"])
+                    around = Preparation.of(experiment, experiment.data.arrays)
                 with TemporaryDirectory() as folder:
                     about = {"label": label, "capacity": text_of(capacity), "rayfl.run_id": run["id"]}
-                    _log(copy, RunFolder.open(run["path"]), name, deployed, about, Path(folder) / "model")
+                    _log(copy, RunFolder.open(run["path"]), name, deployed, around, about, Path(folder) / "model")
                 count += 1
                 sent.models.append(name)
                 sent.save(sweep.path)
@@ -60,7 +66,15 @@ def _names(label: str, found: Deployments) -> dict[str, tuple[float, Deployment]
     return {re.sub(r"[/:.%\"']", "_", f"{label}-{text_of(c)}"): (c, deployed) for c, deployed in found.items()}
 
 
-def _log(copy: Copy, run: RunFolder, name: str, deployed: Deployment, about: Mapping[str, str], folder: Path) -> None:
+def _log(
+    copy: Copy,
+    run: RunFolder,
+    name: str,
+    deployed: Deployment,
+    around: Preparation,
+    about: Mapping[str, str],
+    folder: Path,
+) -> None:
     from mlflow.entities import LoggedModelOutput
 
     store, experiment = copy.store, experiment_of(run)
@@ -73,7 +87,7 @@ def _log(copy: Copy, run: RunFolder, name: str, deployed: Deployment, about: Map
         return run_id, model.model_id
 
     run_id, model_id = store.patiently(create)
-    save(deployed, folder, run_id, model_id)
+    save(deployed, around, folder, run_id, model_id)
 
     def send() -> None:
         store.call("log_model_artifacts", model_id, str(folder))
@@ -84,13 +98,15 @@ def _log(copy: Copy, run: RunFolder, name: str, deployed: Deployment, about: Map
     store.patiently(send)
 
 
-def save(deployed: Deployment, folder: Path, run_id: str | None = None, model_id: str | None = None) -> None:
+def save(
+    deployed: Deployment, around: Preparation, folder: Path, run_id: str | None = None, model_id: str | None = None
+) -> None:
     """Write an MLflow model into a new folder: the program of `rayfl export`."""
     imported()
     from mlflow import pytorch
     from mlflow.models import Model
 
-    module, example = as_module(deployed), deployed.net.model.example(2, "cpu")
+    module, example = as_module(deployed, around), around.example(deployed.net, 2)
     with torch.no_grad():
         answer = module(example)
     with warnings.catch_warnings():
