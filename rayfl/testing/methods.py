@@ -60,8 +60,6 @@ class MethodPromises:
     """Method, as in a `method:` section: a name, a mapping with options, or an object."""
     models: Sequence[Any] = ()
     """As in a `model:` section, or names of families, for their smallest networks. Default: suitable ones of rayfl."""
-    more_models: Sequence[Any] = ()
-    """Further models, for tests of every model, under the marker `slow`."""
     sections: dict[str, Any] = {}  # noqa: RUF012
     """Further sections of every experiment."""
 
@@ -236,16 +234,17 @@ class MethodContract(MethodPromises):
     """A subclass sets `method`, and other attributes for a method that differs from rayfl's."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        import pytest
-
         if self.contract.wants not in FITTING:
             raise TypeError(f"{type(self).__name__}: {self.method} trains different networks. Use NetworksContract")
-        slow = [pytest.param(model, marks=pytest.mark.slow) for model in self.more_models]
+        models = self.models_of(metafunc.function.__name__)
         of_any = self.contract.wants in ("", "adapters")
-        plain, more = (self.fitting, slow) if of_any else (FITTING[""], [])
-        for name, models in (("model", [*self.fitting, *slow]), ("plain_model", [*plain, *more])):
+        for name, given in (("model", models), ("plain_model", models if of_any else FITTING[""])):
             if name in metafunc.fixturenames:
-                metafunc.parametrize(name, models)
+                metafunc.parametrize(name, given)
+
+    def models_of(self, check: str) -> Sequence[Any]:
+        """Return the models on which a test runs. Default: all of `fitting`."""
+        return self.fitting
 
     def shared(self, state: State) -> Params:
         """Return the server's groups that are means over clients."""
