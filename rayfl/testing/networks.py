@@ -71,7 +71,8 @@ class NetworksContract(MethodPromises):
         self.check_deployments(simulation, line)
 
     def test_it_goes_on_from_the_middle_of_a_round(self, model: Any, tmp_path: Path) -> None:
-        """A run resumed from any checkpoint of a partial round equals the uninterrupted run bit for bit."""
+        """A run resumed from a checkpoint of a partial round, of the first three or the last, equals the uninterrupted
+        run bit for bit."""
         experiment = self.experiment(model)
         straight = simulate(experiment, tmp_path / "straight")
         lines = run(straight)
@@ -84,7 +85,7 @@ class NetworksContract(MethodPromises):
         if type(first.method).plan is Method.plan:
             raise SkipTest("its rounds have no server tasks")
         assert saved
-        for i in range(1, saved + 1):
+        for i in sorted({*range(1, min(saved, 3) + 1), saved}):
             again = simulate(experiment, tmp_path / f"again {i}")
             round, _ = again.restore(tmp_path / f"checkpoints {i}")
             assert again.partial_round

@@ -54,8 +54,9 @@ def undisturbed(tmp_path_factory):
     return {name: result(simulate(experiment(name, MORE_THAN_A_TASK), folder / name)) for name in FAULTY}
 
 
-@pytest.mark.parametrize(("work", "fault"), [("lesson", "die"), ("lesson", "raise"), ("client", "die")])
-@pytest.mark.parametrize("method", FAULTY)
+@pytest.mark.parametrize(
+    ("method", "work", "fault"), [("feddf", "lesson", "die"), ("fedgkt", "lesson", "raise"), ("fedgkt", "client", "die")]
+)
 def test_a_fault_changes_no_bit(pool, tmp_path, undisturbed, method, work, fault):
     """Behind the steps of a lesson, or of a client: an actor that lives on has left them in its networks."""
     marker, clean = tmp_path / "marker", undisturbed[method]

@@ -86,8 +86,9 @@ def assert_same_run(folder, simulation, expected):
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize(("executor", "how"), [("serial", signal.SIGTERM), ("ray", signal.SIGKILL)])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    ("name", "executor", "how"), [("trunk", "serial", signal.SIGTERM), ("students", "ray", signal.SIGKILL)]
+)
 def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, undisturbed, name, executor, how):
     config, folder = tmp_path / "lessons.yaml", tmp_path / "runs" / "lessons"
     resources = {"executor": executor, "checkpoint_seconds": 0}

@@ -118,6 +118,7 @@ def test_axes_that_roll_together_leave_most_weights_untrained(sizes, expected, o
     assert found == pytest.approx(expected, abs=5e-4)
 
 
+@pytest.mark.slow
 def test_coverage_of_a_resnet():
     """Share of the convolutions' weights that clients of these capacities train in a full cycle, e.g. 0.1316 if the
     server is 16 times as wide."""
