@@ -55,7 +55,8 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("method", "work", "fault"), [("feddf", "lesson", "die"), ("fedgkt", "lesson", "raise"), ("fedgkt", "client", "die")]
+    ("method", "work", "fault"),
+    [("feddf", "lesson", "die"), ("fedgkt", "lesson", "raise"), ("fedgkt", "client", "die")],
 )
 def test_a_fault_changes_no_bit(pool, tmp_path, undisturbed, method, work, fault):
     """Behind the steps of a lesson, or of a client: an actor that lives on has left them in its networks."""
