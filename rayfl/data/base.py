@@ -76,7 +76,12 @@ class DataSet(Named, ABC):
 
     @property
     def attached(self) -> tuple[Path, ...]:
-        """Files exported together with a network, such as those of a tokenizer."""
+        """Files and folders exported together with a network, such as those of a tokenizer."""
+        return ()
+
+    @property
+    def vocabulary_files(self) -> tuple[Path, ...]:
+        """Files that say what tokens are, which must be equal for data sets to be combined."""
         return ()
 
     @property
@@ -247,7 +252,7 @@ def _check_kind(data: DataSet, own: DataSet) -> None:
     if data.unit != own.unit:
         raise ConfigError(f"data.public: {data.name} has {_unit(data)}. Allowed: {_unit(own)} as in {own.name}")
     if any(column.below is not None for name, column in ours.items() if name != LABEL):
-        vocabularies = [[path.read_bytes() for path in one.attached] for one in (data, own)]
+        vocabularies = [[path.read_bytes() for path in one.vocabulary_files] for one in (data, own)]
         if not vocabularies[0] or vocabularies[0] != vocabularies[1]:
             raise ConfigError(
                 f"data.public: {data.name} has other tokens than {own.name}. Allowed: data with the same tokenizer"

@@ -159,6 +159,10 @@ class HuggingFace(Source, DataSet):
         return self.inner.attached
 
     @property
+    def vocabulary_files(self) -> tuple[Path, ...]:
+        return self.inner.vocabulary_files
+
+    @property
     def input_columns(self) -> Mapping[str, tuple[str, ...]]:
         return self.inner.input_columns
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from helpers import message, simulate, tiny
@@ -19,6 +20,7 @@ from rayfl.core.net import Net, check_axes, load
 from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.core.submodel import Picks, Slice, prefix
 from rayfl.costs import training_flops
+from rayfl.data.text.own import OwnText
 from rayfl.data.tokens import TokenTask
 from rayfl.exporting.submodels import as_module, export_submodel
 from rayfl.methods.base import Deployment
@@ -599,13 +601,28 @@ def test_no_folder_has_the_mean_of_several_heads(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["transformers"]
 
 
-def test_the_tokenizer_lies_beside_the_weights(tmp_path):
-    net, file = Net(made("roberta")), tmp_path / "tokenizer.json"
-    file.write_text("{}")
-    deployed = Deployment("key", net, drawn(net))
-    export_submodel(deployed, tmp_path / "to", {}, pytest.fail, (file,))
-    names = ["config.json", "model.safetensors", "tokenizer.json"]
-    assert sorted(path.name for path in (tmp_path / "to" / "transformers").iterdir()) == names
+def test_all_files_of_the_tokenizer_lie_beside_the_weights(tmp_path):
+    """With its chat template, other templates in a folder, and marks; without the weights in its folder."""
+    source = tmp_path / "source"
+    words = {word: i for i, word in enumerate(["<pad>", "<s>", "hello"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<pad>"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", pad_token="<pad>")
+    theirs.chat_template = {"default": "{{ bos_token }}{{ messages[0].content }}", "tool": "none"}
+    theirs.save_pretrained(source)
+    for name in ("model.safetensors", "config.json", "training.json"):
+        (source / name).touch()
+    data = OwnText(train="none.csv", tokenizer=str(source))
+    assert {path.name for path in data.vocabulary_files} == {"tokenizer.json", "tokenizer_config.json"}
+    net = Net(made("roberta"))
+    export_submodel(Deployment("key", net, drawn(net)), tmp_path / "to", {}, pytest.fail, data.attached)
+    to = tmp_path / "to" / "transformers"
+    own = {path.relative_to(source) for path in source.rglob("*") if path.name not in ("config.json", "training.json")}
+    assert own <= {path.relative_to(to) for path in to.rglob("*")} and not (to / "training.json").exists()
+    assert (to / "config.json").stat().st_size and (to / "model.safetensors").stat().st_size
+    again = transformers.AutoTokenizer.from_pretrained(to)
+    assert again.chat_template == theirs.chat_template and again.bos_token == "<s>"
+    messages = [{"role": "user", "content": "hello"}]
+    assert again.apply_chat_template(messages, tokenize=False) == "<s>hello"
 
 
 def test_a_masked_network_is_exported_without_neurons_that_are_not_there(x, tmp_path):

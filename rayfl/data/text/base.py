@@ -17,7 +17,7 @@ from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays
 from rayfl.data.files import InFolder
 from rayfl.data.text.cache import cached, digest
-from rayfl.data.text.encoders import Encoder, FromFiles, Tokens, Vocabulary, find_tokenizer
+from rayfl.data.text.encoders import Encoder, FromFiles, Tokens, Vocabulary, alongside, find_tokenizer
 from rayfl.data.tokens import PAD, Order, TokenData, TokenTask
 
 VERSION = 2
@@ -152,6 +152,11 @@ class TextData(TokenData, ABC):
 
     @property
     def attached(self) -> tuple[Path, ...]:
+        files = self._tokenizer()
+        return alongside(files[0].parent) if files else ()
+
+    @property
+    def vocabulary_files(self) -> tuple[Path, ...]:
         return self._tokenizer()
 
     def vocabulary_or(self, words: Vocabulary) -> Vocabulary:

@@ -23,6 +23,8 @@ SPECIAL = (*MASKS, *PADDINGS, "<s>", "</s>", "<unk>", "<|endoftext|>", "[UNK]", 
 """Names of special tokens."""
 LAYOUTS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",))
 """Files of a tokenizer. The first layout found in a folder is used."""
+ALONGSIDE = ("*token*.json", "vocab*", "merges.txt", "*.model", "*.tiktoken", "chat_template*", "*chat_templates")
+"""Files and folders that belong to a tokenizer, also those that rayfl does not read: chat templates, special tokens."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,11 @@ def find_tokenizer(given: str, root: Path | None) -> tuple[Path, ...]:
         f"data.tokenizer: the folder {given!r} has no tokenizer. Allowed: a folder with tokenizer.json, with "
         "vocab.json and merges.txt, or with vocab.txt"
     )
+
+
+def alongside(folder: Path) -> tuple[Path, ...]:
+    """Return all files and folders of a tokenizer's folder that belong to it."""
+    return tuple(sorted({path for pattern in ALONGSIDE for path in folder.glob(pattern)}))
 
 
 class FromFiles(Encoder):

@@ -336,8 +336,8 @@ class HuggingFace(TokenModel, ABC):
     # export
 
     def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
-        """Write a folder "transformers" for `from_pretrained`, with the tokenizer; nothing for a network that averages
-        several heads."""
+        """Write a folder "transformers" for `from_pretrained`, with all files of the tokenizer; nothing for a network
+        that averages several heads."""
         if net.exits < 2 or answer == "last":
             module = self.exported(net, params)
             with folder.quiet():
@@ -345,7 +345,7 @@ class HuggingFace(TokenModel, ABC):
             for file in (to / "transformers").glob("*.safetensors"):
                 as_new(file)
             for file in files:
-                shutil.copy(file, to / "transformers")
+                (shutil.copytree if file.is_dir() else shutil.copy)(file, to / "transformers" / file.name)
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
         """Return transformers' module with these parameters: blocks renumbered, step sizes merged into layers."""
