@@ -26,6 +26,7 @@ from rayfl.engine.checkpoints import (
 )
 from rayfl.engine.devices import of_serial
 from rayfl.engine.files import absolute, check_place, remove
+from rayfl.engine.inputs import Inputs, Resume, check_same, inputs_of
 from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
 from rayfl.engine.termination import deferred, reason
@@ -77,7 +78,7 @@ def run(
     experiment: Given,
     folder: str | Path | None = None,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     address: str | None = None,
     listeners: Sequence[Listener] = (),
     arrays: Arrays | None = None,
@@ -86,7 +87,8 @@ def run(
 
     `folder` receives the configuration, a line of metrics per round, the result and checkpoints. Default: a temporary
     folder that is deleted with the result. `resume`: continue from the folder's last checkpoint; the result equals that
-    of an uninterrupted run bit for bit. `address`: Ray cluster to connect to. Default: the cluster that this process is
+    of an uninterrupted run bit for bit. It is refused if the data, files or code have changed, unless it is "changed".
+    `address`: Ray cluster to connect to. Default: the cluster that this process is
     connected to, otherwise RAY_ADDRESS, otherwise a new local cluster that ends with the run. `arrays`: the data, if
     they are already loaded.
 
@@ -94,7 +96,7 @@ def run(
     """
     experiment = as_experiment(experiment)
     if resume and folder is None:
-        raise ConfigError("resume: True is not valid without a folder. Allowed: the folder of the run")
+        raise ConfigError(f"resume: {resume} is not valid without a folder. Allowed: the folder of the run")
     temporary = Temporary() if folder is None else None
     path = temporary.path / "run" if temporary else absolute(folder)
     heard = _Heard()
@@ -104,12 +106,14 @@ def run(
     with claimed(path, experiment.plain(), resume):
         _in_phase(listeners, LOADING)
         arrays = _loaded(experiment, arrays)
-        notes = _with_metrics(path) if resume else []
+        inputs = inputs_of([experiment], arrays)
+        notes = check_same(path, RunFolder.open(path).inputs, inputs, resume) if resume else []
+        notes += _with_metrics(path) if resume else []
         _in_phase(listeners, STARTING[experiment.run.executor])
         # the run's folder is made after Ray has accepted the run
         with opened(experiment, arrays, path, address) as simulation:
             round, more = simulation.restore(path / CHECKPOINTS) if resume else (0, [])
-            record = _open_folder(path, experiment)
+            record = _open_folder(path, experiment, inputs)
             with ending(record, lambda status: _tell_end(record, listeners, status)):
                 if not round and (made := record.count()):
                     more.append(f"{path / CHECKPOINTS}: there is no checkpoint; rounds 1 to {made} are repeated")
@@ -388,7 +392,7 @@ def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | 
 
 
 @contextmanager
-def claimed(path: Path, config: Mapping[str, Any], resume: bool, kind: Kind = "run") -> Iterator[None]:
+def claimed(path: Path, config: Mapping[str, Any], resume: Resume, kind: Kind = "run") -> Iterator[None]:
     """Lock a folder that `check_folder` allows."""
     check_folder(path, config, resume, kind)
     clear_temporary()
@@ -415,7 +419,7 @@ def ending(record: RunFolder, told: Callable[[Status], None]) -> Iterator[None]:
         told(status)
 
 
-def check_folder(path: Path, config: Mapping[str, Any], resume: bool, kind: Kind = "run") -> None:
+def check_folder(path: Path, config: Mapping[str, Any], resume: Resume, kind: Kind = "run") -> None:
     """Raise a ConfigError unless a folder is new or, with `resume`, holds a run or sweep of the same configuration."""
     if not resume:
         check_place(path)
@@ -447,11 +451,11 @@ def _with_metrics(path: Path) -> list[str]:
     return [f"{why}; this round and later ones are repeated"] if wrong else []
 
 
-def _open_folder(path: Path, experiment: Experiment) -> RunFolder:
+def _open_folder(path: Path, experiment: Experiment, inputs: Inputs) -> RunFolder:
     """Open the folder's run and mark it as running, or make a new one."""
     if RunFolder.exists(path):
         record = RunFolder.open(path)
-        record.resume(experiment.plain(), experiment.facts())
+        record.resume(experiment.plain(), experiment.facts(), inputs)
         return record
     return RunFolder.create(
         path,
@@ -460,6 +464,7 @@ def _open_folder(path: Path, experiment: Experiment) -> RunFolder:
         experiment.tags(),
         experiment.facts(),
         costs=experiment.costs(),
+        inputs=inputs,
     )
 
 

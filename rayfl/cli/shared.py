@@ -47,6 +47,9 @@ Output = Annotated[
     Path, typer.Option(resolve_path=True, envvar="RAYFL_OUTPUT", help="Folder of all runs and of mlflow.db.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")]
+ResumeChanged = Annotated[
+    bool, typer.Option("--resume-changed", help="Resume although data, files or code have changed. Noted in run.json.")
+]
 Address = Annotated[
     str | None,
     typer.Option(help="Ray cluster to connect to, HOST:PORT. Default: RAY_ADDRESS, otherwise a new local cluster."),

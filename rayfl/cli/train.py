@@ -16,6 +16,7 @@ from rayfl.cli.shared import (
     Name,
     Output,
     Resume,
+    ResumeChanged,
     Rounds,
     Row,
     Settings,
@@ -44,6 +45,7 @@ def run(
     output: Output = Path("runs"),
     name: Name = None,
     resume: Resume = False,
+    resume_changed: ResumeChanged = False,
     address: Address = None,
     cluster: Cluster = None,
     tracking_uri: TrackingUri = None,
@@ -58,6 +60,7 @@ def run(
         require_alone(address, tracking_uri)
         shown = words({"--quiet": quiet, "--json": json})
         options = words({"--set": settings, "--row": row, "--experiment": experiment_name})
+        options += words({"--resume-changed": resume_changed})
         with shows.busy(LOADING):
             from rayfl.clusters.jobs import Work, show_token
 
@@ -79,7 +82,7 @@ def run(
         phase(f"reading {config}")
         experiment = experiment_of(config, settings, row)
         folder = folder_of(output, name or (f"{config.stem}-{row}" if row else config.stem))
-        driver.check_folder(folder, experiment.plain(), resume)
+        driver.check_folder(folder, experiment.plain(), resumes := "changed" if resume_changed else resume)
         judge = experiment.facts()["judge"]
         progress = RunProgress(experiment.method.name, experiment.rounds, judge, **shows.options)
         sending = sending_to(output, tracking_uri, progress.note, experiment_name)
@@ -87,7 +90,7 @@ def run(
         arrays = located(config, lambda: load_data(experiment), settings)
     with resumable(folder), progress, sending as sender:
         shown = Shown.on(progress, sender.add)
-        result = driver.run(experiment, folder, resume=resume, address=address, listeners=[shown], arrays=arrays)
+        result = driver.run(experiment, folder, resume=resumes, address=address, listeners=[shown], arrays=arrays)
         progress.phase(driver.WRITING)
         rows = [result.folder.record()]
         write_report(findings(folder, rows, rows), progress.note)
@@ -107,6 +110,7 @@ def sweep(
     output: Output = Path("runs"),
     name: Name = None,
     resume: Resume = False,
+    resume_changed: ResumeChanged = False,
     address: Address = None,
     storage: Annotated[
         str | None,
@@ -128,7 +132,7 @@ def sweep(
         require_alone(address, tracking_uri)
         shown = words({"--quiet": quiet, "--json": json})
         options = words({"--set": settings, "--rows": rows, "--experiment": experiment_name, "--storage": storage})
-        options += words({"--no-models": no_models})
+        options += words({"--no-models": no_models, "--resume-changed": resume_changed})
         with shows.busy(LOADING):
             from rayfl.clusters.jobs import Work, show_token
 
@@ -154,7 +158,7 @@ def sweep(
         phase(f"reading {config}")
         plan = load_sweep(config, settings, rows)
         folder = folder_of(output, name or plan.name)
-        driver.check_folder(folder, plan.plain(), resume, "sweep")
+        driver.check_folder(folder, plan.plain(), resumes := "changed" if resume_changed else resume, "sweep")
         rounds = plan.first.rounds
         progress = SweepProgress(plan.trials, rounds, plan.search.metric, plan.mode, **shows.options)
         sending = sending_to(output, tracking_uri, progress.note, experiment_name)
@@ -168,7 +172,7 @@ def sweep(
         found = comparison.sweep(
             plan,
             folder,
-            resume=resume,
+            resume=resumes,
             address=address,
             storage=storage,
             progress=progress,

@@ -29,11 +29,11 @@ INSTALLED = {"site-packages", "dist-packages"}
 def packed(value: Any) -> bytes:
     """Return an archive of the packages that a value needs: those named in its pickle, and all imported ones from the
     same folders. b"" if all are installed. Raise ConfigError if they are too large."""
-    places = {place for name in _named(value) for place in _places(name)}
+    places = {place for name in _named(value) for place in own_places(name)}
     if not places:
         return b""
     roots = {place.parent for place in places}
-    places |= {place for name in _tops(sys.modules) for place in _places(name) if place.parent in roots}
+    places |= {place for name in _tops(sys.modules) for place in own_places(name) if place.parent in roots}
     files = {str(file.relative_to(place.parent)): file for place in places for file in _files(place)}
     size = sum(file.stat().st_size for file in files.values())
     if size > MOST_BYTES:
@@ -95,7 +95,7 @@ def _tops(modules: Iterable[str]) -> set[str]:
     return {name.partition(".")[0] for name in list(modules)}
 
 
-def _places(package: str) -> Iterator[Path]:
+def own_places(package: str) -> Iterator[Path]:
     """Yield the file or folders of an imported package, unless it is rayfl, installed, or Python's own."""
     if package in ("rayfl", "__main__") or package in sys.stdlib_module_names:
         return

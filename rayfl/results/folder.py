@@ -27,6 +27,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from rayfl.config import Config, ConfigError, parse
 from rayfl.config.plain import shown
+from rayfl.engine.inputs import Inputs, changed
 from rayfl.metrics import CLIENT_SCORES, Line
 from rayfl.results import clients, files
 from rayfl.results.made import Made, here
@@ -61,6 +62,10 @@ class RunFolder(Config):
     """Wall-clock time of all driver processes, from start or resume to the last `count_time`."""
     made: tuple[Made, ...] = ()
     """Driver processes in order."""
+    inputs: Inputs = {}
+    """Arrays of the data, files and code -> digest (`rayfl.engine.inputs`)."""
+    changes: tuple[str, ...] = ()
+    """Inputs that had changed when the run was resumed, with the round."""
     status: Status = "running"
     error: str | None = None
     costs: dict[str, Cost] = {}
@@ -93,6 +98,7 @@ class RunFolder(Config):
         facts: Mapping[str, Any],
         *,
         costs: Mapping[str, Mapping[str, int]] | None = None,
+        inputs: Inputs | None = None,
         sweep: str | None = None,
         kind: Kind = "run",
         title: str = "",
@@ -111,6 +117,7 @@ class RunFolder(Config):
             made=(here(),),
             costs={capacity: Cost(**cost) for capacity, cost in (costs or {}).items()},
             facts=Facts(**facts),
+            inputs=inputs or {},
             path=Path(path),
         )
         run.path.mkdir(parents=True, exist_ok=True)
@@ -208,8 +215,17 @@ class RunFolder(Config):
         self.pending.clear()
         clients.truncate_after(self.path, round)
 
-    def resume(self, config: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> None:
-        """Mark an ended run as running again; `config` and `facts` replace the old ones, e.g. with more rounds."""
+    def resume(
+        self,
+        config: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
+        inputs: Inputs | None = None,
+    ) -> None:
+        """Mark an ended run as running again; `config`, `facts` and `inputs` replace the old ones, e.g. with more
+        rounds."""
+        if inputs is not None:
+            self.changes += tuple(f"after round {self.count()}: {name}" for name in changed(self.inputs, inputs))
+            self.inputs = inputs
         if config is not None:
             files.write_json(self.path / "config.json", config)
         if facts is not None:

@@ -14,6 +14,7 @@ from rayfl.data.base import Arrays
 from rayfl.data.notes import notes_on
 from rayfl.driver import LOADING, WRITING, claimed, ending
 from rayfl.engine.files import absolute
+from rayfl.engine.inputs import Inputs, Resume, check_same, inputs_of
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
 from rayfl.engine.simulation import check_with
@@ -60,7 +61,7 @@ def sweep(
     plan: Sweep | Mapping[str, Any] | str | Path,
     folder: str | Path,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     address: str | None = None,
     storage: str | None = None,
     progress: SweepProgress | None = None,
@@ -82,6 +83,8 @@ def sweep(
         if arrays is None:
             progress.phase(LOADING)
             arrays = plan.first.data.arrays()
+        inputs = inputs_of(list(map(plan.example, plan.rows)), arrays)
+        changes = check_same(folder, RunFolder.open(folder).inputs, inputs, resume) if resume else []
         splits, notes = _splits(plan, arrays)
         # before Ray starts, and again with what a running cluster has
         check_room(plan, address)
@@ -90,10 +93,10 @@ def sweep(
             check_room(plan, address)
             if storage is None:
                 require_shared(folder)
-            record = _open_sweep(folder, plan)
+            record = _open_sweep(folder, plan, inputs)
             follow(record.path)
             progress.begin(plan.name, record.path)
-            for text in [] if resume else [*plan.notes, *notes]:
+            for text in changes if resume else [*plan.notes, *notes]:
                 progress.note(text)
             with ending(record, progress.end):
                 best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow), storage)
@@ -105,13 +108,13 @@ def sweep(
     return Comparison(record, best, found.tuned)
 
 
-def _open_sweep(folder: Path, plan: Sweep) -> RunFolder:
+def _open_sweep(folder: Path, plan: Sweep, inputs: Inputs) -> RunFolder:
     if RunFolder.exists(folder):
         record = RunFolder.open(folder)
-        record.resume(plan.plain())
+        record.resume(plan.plain(), inputs=inputs)
         return record
     tags = {"config": plan.where, "rows": ", ".join(plan.rows)}
-    return RunFolder.create(folder, plan.name, plan.plain(), tags, plan.facts(), kind="sweep")
+    return RunFolder.create(folder, plan.name, plan.plain(), tags, plan.facts(), inputs=inputs, kind="sweep")
 
 
 def _splits(plan: Sweep, arrays: Arrays) -> tuple[dict[str, Experiment], list[str]]:

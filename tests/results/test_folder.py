@@ -64,6 +64,8 @@ def test_a_run_is_opened_as_it_was_created(run):
         "title": "",
         "kind": "run",
         "made": [here().model_dump(mode="json")],
+        "inputs": {},
+        "changes": [],
         "tags": {"seed": "3"},
         "sweep": None,
         "started": run.started,
