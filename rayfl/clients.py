@@ -63,7 +63,7 @@ class Population(Config):
     @model_validator(mode="after")
     def _consistent(self) -> "Population":
         if self.cohort > self.count and "cohort" not in self.model_fields_set:
-            self.__dict__["cohort"] = self.count
+            object.__setattr__(self, "cohort", self.count)
         if self.cohort > self.count:
             raise ValueError(f"a cohort of at most count = {self.count} clients; cohort is {self.cohort}")
         if isinstance(self.capacities, str) and self.weights:

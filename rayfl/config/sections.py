@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, field_validator, model_validator
+from pydantic._internal._model_construction import ModelMetaclass
 from pydantic_core import PydanticCustomError, core_schema
 
 from rayfl.config.plain import DEEPEST, LARGEST_TEXT, joined, read_yaml, shown
@@ -90,15 +91,17 @@ def _no_bool(allowed: str, value: Any) -> Any:
     return value
 
 
-class _Explained(type(BaseModel)):
+class _Explained(ModelMetaclass):
     """Makes the errors of `SomeConfig(lr="x")` in Python those of a file, without pydantic's form and addresses."""
 
-    def __call__(cls, *given: Any, **fields: Any) -> Any:
-        try:
-            return super().__call__(*given, **fields)
-        except ValidationError as error:
-            # of pydantic's own validation of `cls`
-            raise ConfigError(explain(cls, fields, cls.__name__, error)) from None  # pyright: ignore
+    # type checkers know the fields from pydantic
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *given: Any, **fields: Any) -> Any:
+            try:
+                return super().__call__(*given, **fields)
+            except ValidationError as error:
+                raise ConfigError(explain(cls, fields, cls.__name__, error)) from None
 
 
 class Config(BaseModel, metaclass=_Explained):
