@@ -19,7 +19,7 @@ from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.tensors import as_tensor
 from rayfl.data.arrays import Arrays
 from rayfl.data.base import DataSet
-from rayfl.data.samples import Batch, ClientData
+from rayfl.data.samples import Batch, ClientData, equal_batches
 from rayfl.data.scores import SCORES_KIND, Score
 from rayfl.training.settings import Fill, answered, every_exit, mask_logits
 
@@ -34,7 +34,7 @@ class Evaluation(Config):
     every: int = Field(default=10, ge=1)
     """Rounds between evaluations; the last round is always evaluated."""
     batch_size: int = Field(default=500, ge=1, le=10**6)
-    """Samples per forward pass. Changes results only if norms use batch statistics."""
+    """Samples per forward pass, a setting of memory: results are equal up to rounding."""
     holdout: float = Field(default=0.1, ge=0, lt=1)
     """Fraction of the training set held out as the server's validation data, stratified. Used for tuning, so that
     test data are never used for it. 0: none."""
@@ -51,6 +51,9 @@ class Evaluation(Config):
     """Logits of classes that a client lacks, on its own test split: unchanged, 0 (HeteroFL's Local), or -inf."""
     statistics: Literal["exact", "cumulative", "pooled", "batch"] = "exact"
     """Statistics of static norms for evaluation; see rayfl/core/norms.py."""
+    statistics_batch: int | None = Field(default=None, ge=2, le=10**6)
+    """Samples per batch from which these statistics are computed: of the training data or, for `batch`, of the
+    evaluated data. Default: 100 for `exact`, otherwise `training.batch_size`."""
     statistics_clients: int | None = Field(default=None, ge=1)
     """Number of clients for these statistics, drawn again each time. Default: all."""
     scores: tuple[Any, ...] = ()
@@ -151,8 +154,7 @@ def judge(
     sums: list[dict[str, torch.Tensor]] = [{} for _ in pieces]
     exits: list[dict[int, torch.Tensor]] = [{} for _ in pieces]
     measures = {score.measure: score for score in scores}
-    shared = all(norm.running_mean is not None for norm in norms.batch_norms(module))
-    for batches in _passes(pieces, batch_size, shared):
+    for batches in _passes(pieces, batch_size, norms.has_statistics(module)):
         inputs = [x for _, x, _ in batches]
         outputs = every_exit(module(inputs[0] if len(inputs) == 1 else torch.cat(inputs)))
         for (i, _, y), *given in zip(batches, *(z.split([len(x) for x in inputs]) for z in outputs), strict=True):
@@ -173,12 +175,12 @@ def judge(
 
 
 def _passes(pieces: Sequence[ClientData], batch_size: int, shared: bool) -> Iterator[list[tuple[int, *Batch]]]:
-    """Yield the (piece, x, y) of every forward pass: a batch or, if `shared`, consecutive ones of at most `batch_size`
-    samples of one shape."""
+    """Yield the (piece, x, y) of every forward pass. If `shared`, it may have samples of several pieces of one
+    shape."""
     batches: list[tuple[int, *Batch]] = []
     samples = 0
     for i, piece in enumerate(pieces):
-        for x, y in piece.in_order(batch_size):
+        for x, y in piece.in_batches(equal_batches(len(piece), batch_size)):
             samples += len(x)
             if batches and not (shared and samples <= batch_size and x.shape[1:] == batches[0][1].shape[1:]):
                 yield batches

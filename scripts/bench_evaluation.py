@@ -4,7 +4,7 @@
 
 The floor of an evaluation is the forward passes that it needs and nothing else, on random images in plain PyTorch. Each
 network passes over the server's splits, and over the splits of the clients that use it, in full batches. A network
-whose norms lack statistics also passes over the training samples that they are collected from, client by client, by
+whose norms lack statistics also passes over the training samples that they are collected from, in training batches, by
 which statistics are defined. Networks and images are made before the timing.
 
 An evaluation and a checkpoint follow every round; the quickstart evaluates every 5 rounds, and a run writes a
@@ -60,9 +60,8 @@ def passes_of(simulation: Simulation, arrays: Arrays) -> dict[Verb, list[tuple[N
             (one.net, samples)
             for one in subjects.values()
             if not one.has_statistics
-            for _, work in evaluator._pieces(simulation.round)
-            for client in work.clients
-            for samples in batches_of(int(data.train.sizes[client]), work.batch_size)
+            for work in evaluator._collections(evaluator._asked(simulation.round))
+            for samples in work.sizes
         ],
         "evaluate": [
             (net, samples)

@@ -15,10 +15,10 @@ from rayfl.core.seeds import numpy_generator
 from rayfl.data import scores
 from rayfl.data.goal import Classes
 from rayfl.data.partition.users import Users
-from rayfl.data.samples import ClientData
+from rayfl.data.samples import ClientData, equal_batches
 from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Perplexity, Score, TopK
 from rayfl.engine import worker
-from rayfl.engine.evaluator import grouped, spans_of
+from rayfl.engine.collecting import grouped, spans_of
 from rayfl.engine.simulation import load_data
 from rayfl.evaluation import Evaluation, judge
 from rayfl.methods import METHODS
@@ -42,10 +42,15 @@ def deployed(simulation, capacity):
     found = simulation.method.deploy(simulation.state, simulation.round, capacity)
     module = found.net.build()
     load(module, found.params)
-    datas = [rows(simulation, "train", simulation.data.train[id]) for id in range(simulation.clients.count)]
-    batches = (x for data in datas for x, _ in data.in_order(7))
-    norms.load(module, norms.finish(norms.collect(module, batches), "exact"))
+    norms.load(module, exact(simulation, module, range(simulation.clients.count)))
     return module
+
+
+def exact(simulation, module, clients):
+    """Return exact statistics from training batches of these clients' shuffled rows."""
+    own = np.concatenate([simulation.data.train[id] for id in clients])
+    data = rows(simulation, "train", numpy_generator(0, "pooled").permutation(own))
+    return norms.finish(norms.collect(module, (x for x, _ in data.in_batches(equal_batches(len(own), 5)))), "exact")
 
 
 def accuracy(module, data, scores=SCORES, **options) -> float:
@@ -132,7 +137,7 @@ def test_small_pieces_share_forward_passes(batch, tmp_path):
     present = [torch.arange(4) != i for i in range(3)]
     passes = []
     module.register_forward_pre_hook(lambda module, given: passes.append(len(given[0])))
-    shared = {24: [24], 8: [2, 7, 8, 7], 3: [2, 3, 3, 1, 3, 3, 3, 3, 3]}[batch]
+    shared = {24: [24], 8: [2, 7, 8, 7], 3: [2, 3, 2, 2, 3, 3, 3, 3, 3]}[batch]
     for statistics, expected in ((True, shared), (False, {24: [2, 7, 15], 8: shared, 3: shared}[batch])):
         if not statistics:
             norms.load(module, {})
@@ -161,7 +166,7 @@ def test_equal_counts_of_several_scores_are_computed_once(monkeypatch):
     given = [CrossEntropy(), Perplexity(), Perplexity(of="words"), Halved()]
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 4))
     [found] = judge(module, [data], given[:2], 4)
-    assert asked == [4, 2] and torch.equal(found.sums["loss"], found.sums["perplexity"])
+    assert asked == [3, 3] and torch.equal(found.sums["loss"], found.sums["perplexity"])
     [other] = judge(module, [data], [given[0], given[3]], 4)
     assert len({score.measure for score in given}) == 3
     assert torch.equal(other.sums["loss"], 2 * other.sums["halved"])
@@ -225,8 +230,7 @@ def own_accuracy(simulation, id: int, data: ClientData) -> float:
     module = deployed(simulation, capacity)
     if client_state is not None:
         load(module, simulation.method.deploy(simulation.state, 1, capacity, client_state).params)
-        own = rows(simulation, "train", simulation.data.train[id])
-        norms.load(module, norms.finish(norms.collect(module, (x for x, _ in own.in_order(7))), "exact"))
+        norms.load(module, exact(simulation, module, [id]))
     return accuracy(module, data)
 
 
@@ -535,8 +539,9 @@ def test_dense_networks_have_no_densities(tmp_path):
 
 
 def test_spans_and_groups():
-    assert spans_of(10, 4) == [slice(0, 4), slice(4, 8), slice(8, 10)]
-    assert spans_of(0, 4) == []
+    assert spans_of(10, 4, 5) == [slice(0, 7), slice(7, 10)]  # batches of 4, 3, 3
+    assert spans_of(10, 4, 1) == [slice(0, 4), slice(4, 7), slice(7, 10)]
+    assert spans_of(0, 4, 5) == []
     sizes = np.array([3, 3, 5, 1, 1])
     assert grouped(np.arange(5), sizes, 6) == [(6, [0, 1]), (6, [2, 3]), (1, [4])]
     assert grouped(np.array([4, 2]), sizes, 1) == [(1, [4]), (5, [2])]

@@ -10,13 +10,18 @@ into a network.
 | kind | statistics |
 |---|---|
 | exact | mean and variance of all inputs of the layer, from the count, the sum and the sum of squares |
-| cumulative | mean over batches of batch means and of unbiased variances, per client (the paper's text) |
-| pooled | as cumulative, over batches of the pooled and shuffled training set (the authors' code, and their tables) |
+| cumulative | mean over batches of batch means and of unbiased variances, client by client (the paper's text) |
+| pooled | as cumulative, over batches of all clients' samples, augmented (the authors' code, and their tables) |
 | batch | none: every test batch is normalised by its own statistics (FedRolex's code) |
 
+Batches have `evaluation.statistics_batch` samples: by default 100 for `exact`, otherwise those of
+`training.batch_size`, as in HeteroFL's code, which passes over the shuffled training set in training batches after
+every round. Samples are shuffled over all clients, for `cumulative` within each client (`rayfl.engine.collecting`), so
+a client with few samples is not a batch of its own. `evaluation.batch_size` has no influence.
+
 While sums are collected, all norms normalise by the batch. The inputs of the first norm do not depend on the batches,
-so its `exact` statistics are exact. The inputs of later norms depend on the batches (those of single clients in `exact`
-and `cumulative`), and change when the norms before them use their statistics.
+so its `exact` statistics are exact. Inputs of later norms differ from those of one batch of all samples, because the
+norms before them use the statistics of a shuffled batch. The difference falls with the size of the batch.
 
 Methods can also keep running statistics (FjORD: per width): `tracked(module, ...)` updates them in training, and
 `fresh(module)` returns their initial values.
@@ -100,6 +105,11 @@ def batch_norms(module: nn.Module) -> list[StaticBatchNorm | nn.modules.batchnor
     return [m for m in module.modules() if isinstance(m, (StaticBatchNorm, nn.modules.batchnorm._BatchNorm))]
 
 
+def has_statistics(module: nn.Module) -> bool:
+    """Return whether no norm normalises by the batch in evaluation, where samples of a batch would interact."""
+    return all(norm.running_mean is not None for norm in batch_norms(module))
+
+
 def is_tracked(module: nn.Module) -> bool:
     """Return whether the module is inside `tracked` with statistics."""
     return any(norm.running for norm in static_norms(module).values())
@@ -147,7 +157,7 @@ def tracked(module: nn.Module, statistics: Params) -> Iterator[None]:
 
 def finish(sums: Params, kind: str) -> Params:
     """Return means and variances of all norms in torch's default type: `path.running_mean`, `path.running_var` ->
-    [C]."""
+    [C]. A single value has no variance: 1, as in `fresh`."""
     statistics, dtype = {}, torch.get_default_dtype()
     for path, (n, x, xx, batches, means, variances) in sums.items():
         if kind == "exact":
@@ -156,7 +166,7 @@ def finish(sums: Params, kind: str) -> Params:
         else:
             mean, var = means / batches, variances / batches
         statistics[f"{path}.running_mean"] = mean.to(dtype)
-        statistics[f"{path}.running_var"] = var.to(dtype)
+        statistics[f"{path}.running_var"] = torch.where(n > 1, var, 1.0).to(dtype)
     return statistics
 
 

@@ -36,10 +36,6 @@ class Federation:
     public_source: Literal["train", "public"]
     """ "train": rows of the training set, outside of all other roles. "public": all of `Arrays.public`."""
 
-    def pooled(self, seed: int) -> np.ndarray:
-        """Return all clients' training rows, shuffled."""
-        return numpy_generator(seed, "pooled").permutation(self.train.idx)
-
 
 def federate(
     data: DataSet, arrays: Arrays, spec: Partition, clients: int, holdout: float, seed: int, local_holdout: float = 0.0

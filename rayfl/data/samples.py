@@ -3,7 +3,7 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -136,10 +136,21 @@ class ClientData:
 
     def in_order(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
         """Yield all samples once, in evaluation order. With a generator they are augmented."""
-        order = self.prepare.arrange(self.samples, batch_size, None)
+        return self.in_batches([batch_size] * math.ceil(len(self) / batch_size), generator)
+
+    def in_batches(self, sizes: Sequence[int], generator: torch.Generator | None = None) -> Iterator[Batch]:
+        """As `in_order`, in batches of these sizes."""
+        order = self.prepare.arrange(self.samples, max(sizes), None)
         samples = self.samples if order is None else _picked(self.samples, order.to(self.device))
-        for start in range(0, len(self), batch_size):
-            yield self.prepare.batch(self.prepare.whole(_rows(samples, start, batch_size)), generator)
+        for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
+            yield self.prepare.batch(self.prepare.whole(_rows(samples, start, size)), generator)
+
+
+def equal_batches(samples: int, batch_size: int) -> list[int]:
+    """Return the sizes of the fewest batches of at most `batch_size` samples, the sizes differing by at most 1. No
+    batch has a single sample, which has no variance, unless it is the only one."""
+    count = max(min(math.ceil(samples / batch_size), samples // 2), min(samples, 1))
+    return [samples // count + (i < samples % count) for i in range(count)]
 
 
 def _count(samples: Samples) -> int:

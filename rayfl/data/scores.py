@@ -28,8 +28,6 @@ class Score(Named, ABC):
 
     better: ClassVar[Literal["max", "min"]] = "max"
     """Direction of improvement."""
-    by_batch: ClassVar[bool] = False
-    """True if the value depends on the batch size of the evaluation."""
     of_targets: ClassVar[Targets] = "class"
     """Kind of targets that it scores."""
 
@@ -42,6 +40,11 @@ class Score(Named, ABC):
     def label(self) -> str:
         """Name in metrics: `name`, or the class name for a class of another package."""
         return self.name.rpartition(":")[2]
+
+    @property
+    def counted_by(self) -> int | None:
+        """Samples per call of `counts`, which an evaluation then passes forward at once. Default: any number."""
+        return None
 
     @property
     def measure(self) -> Hashable:
@@ -135,12 +138,16 @@ class Perplexity(OfPart, CrossEntropy):
 
 
 class PerplexityOfBatches(Mean):
-    """Mean of the perplexities of evaluation batches, as in HeteroFL's code. It depends on the batch size: with data
-    set wikitext2 and `evaluation.batch_size: 10` the batches are HeteroFL's chunks."""
+    """Mean of the perplexities of batches of samples, as in HeteroFL's code."""
 
     name: Literal["perplexity_heterofl"] = "perplexity_heterofl"
     better: ClassVar = "min"
-    by_batch: ClassVar = True
+    batch_size: int = Field(default=10, ge=1, le=10**6)
+    """Samples per batch. With data set wikitext2, batches of 10 are HeteroFL's chunks."""
+
+    @property
+    def counted_by(self) -> int | None:
+        return self.batch_size
 
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the perplexity of the batch and 1, or 0 and 0 without rows."""

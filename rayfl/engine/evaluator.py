@@ -15,10 +15,14 @@ from rayfl.core.tensors import Params
 from rayfl.data.federation import Federation
 from rayfl.data.partition import Shards
 from rayfl.data.scores import Score
+from rayfl.engine.collecting import collections_of, grouped, spans_of
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job
 from rayfl.evaluation import Evaluation, add_to
 from rayfl.methods.base import Deployment, Method
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, Line, client_table, label, named
+
+EXACT_BATCH = 100
+"""Default samples per batch of `exact` statistics: few passes, and less memory than training in batches of 10."""
 
 
 @dataclass
@@ -154,12 +158,11 @@ class Evaluator:
         """Return statistics of static norms for subjects that lack them, from the data of all clients or of one."""
         kind = self.evaluation.statistics
         open = [k for k, d in subjects.items() if kind != "batch" and not d.has_statistics]
-        own = [] if client is None else [(int(self.federation.train.sizes[client]), self._collect_own(client))]
-        pieces = own or (self._pieces(round) if open else [])
+        work = self._collections(self._asked(round) if client is None else [client]) if open else []
         jobs = [
-            Job(key, n * subjects[key].net.macs, lambda work=work: work, "statistics")
+            Job(key, len(one.rows) * subjects[key].net.macs, lambda one=one: one, "statistics")
             for key in open
-            for n, work in pieces
+            for one in work
         ]
         answers = self.executor.map("collect", jobs, subjects.__getitem__)
         sums: dict[Hashable, Params] = {}
@@ -167,37 +170,36 @@ class Evaluator:
             add_to(sums.setdefault(job.key, {}), part)
         return {key: norms.finish(total, kind) for key, total in sums.items()}
 
-    def _pieces(self, round: int) -> list[tuple[int, Collect]]:
-        """Return (samples, work) of every job: groups of clients, or spans of the pooled data."""
-        train, piece = self.federation.train, self.evaluation.piece
-        if self.evaluation.statistics == "pooled":
-            batch = self.method.task.training.batch_size
-            spans = spans_of(len(train.idx), batch * math.ceil(piece / batch))
-            return [(s.stop - s.start, Collect(batch, pooled=s)) for s in spans]
-        ids = np.arange(len(train))
-        if (asked := self.evaluation.statistics_clients) is not None and asked < len(train):
-            draw = numpy_generator(self.seed, "statistics", round)
-            ids = np.sort(draw.choice(len(train), asked, replace=False))
-        groups = grouped(ids, train.sizes, piece)
-        return [(n, Collect(self._statistics_batch, group)) for n, group in groups]
+    def _asked(self, round: int) -> np.ndarray:
+        """Return the clients whose data give the statistics after `round` rounds, ascending."""
+        count, asked = len(self.federation.train), self.evaluation.statistics_clients
+        if asked is None or asked >= count:
+            return np.arange(count)
+        return np.sort(numpy_generator(self.seed, "statistics", round).choice(count, asked, replace=False))
+
+    def _collections(self, clients: Sequence[int] | np.ndarray) -> list[Collect]:
+        kind, batch = self.evaluation.statistics, self._statistics_batch
+        return collections_of(self.federation.train, clients, kind, batch, self.seed)
 
     @property
     def _statistics_batch(self) -> int:
-        """Return the training batch size where batch means are averaged (HeteroFL), otherwise the evaluation's."""
-        training = self.method.task.training
-        return self.evaluation.batch_size if self.evaluation.statistics == "exact" else training.batch_size
+        default = EXACT_BATCH if self.evaluation.statistics == "exact" else self.method.task.training.batch_size
+        return self.evaluation.statistics_batch or default
 
-    def _collect_own(self, client: int) -> Collect:
-        return Collect(self._statistics_batch, [client])
+    @property
+    def _batches(self) -> tuple[int, int]:
+        """Samples per forward pass of networks whose norms have statistics, and of the others."""
+        fixed = next((score.counted_by for score in self.scores if score.counted_by), None)
+        return (fixed, fixed) if fixed else (self.evaluation.batch_size, self._statistics_batch)
 
     # the plan
 
     def _global(self, subjects: Mapping[Hashable, Deployment], split: str, samples: int) -> list[tuple[Job, Evaluate]]:
         """Return the jobs of every deployed network on a shared split."""
         judged = [d for d in subjects.values() if not d.is_start]
-        spans = spans_of(samples, self.evaluation.piece)
+        spans = spans_of(samples, self._batches[1], self.evaluation.piece)
         return [
-            self._job(d.key, d.net, span.stop - span.start, Evaluate(split, [span], self.evaluation.batch_size))
+            self._job(d.key, d.net, span.stop - span.start, Evaluate(split, [span], *self._batches))
             for d in judged
             for span in spans
         ]
@@ -230,12 +232,12 @@ class Evaluator:
         self, split: str, members: Mapping[Hashable, tuple[Net, np.ndarray]], subjects: Mapping[Hashable, Deployment]
     ) -> list[tuple[Job, Evaluate]]:
         shards = self._shards(split)
-        batch, fill = self.evaluation.batch_size, self.evaluation.label_mask
+        fill = self.evaluation.label_mask
         plan = []
         for key, (net, ids) in members.items():
-            own = None if key in subjects else self._collect_own(int(ids[0]))
+            own = None if key in subjects else self._collections(ids)
             for samples, group in grouped(ids, shards.sizes, self.evaluation.piece):
-                plan.append(self._job(key, net, samples, Evaluate(split, group, batch, fill, own)))
+                plan.append(self._job(key, net, samples, Evaluate(split, group, *self._batches, fill, own)))
         return plan
 
     def _job(self, key: Hashable, net: Net, samples: int, work: Evaluate) -> tuple[Job, Evaluate]:
@@ -316,20 +318,3 @@ def _by_subject(plan: list[tuple[Job, Evaluate]]) -> list[tuple[Job, Evaluate]]:
     for job, work in plan:
         groups.setdefault(job.key, []).append((job, work))
     return list(itertools.chain(*groups.values()))
-
-
-def spans_of(total: int, size: int) -> list[slice]:
-    """Return slices of at most `size` that cover `total`."""
-    return [slice(i, min(i + size, total)) for i in range(0, total, size)]
-
-
-def grouped(ids: np.ndarray, sizes: np.ndarray, piece: int) -> list[tuple[int, list[int]]]:
-    """Return (samples, ids) of consecutive groups of ids [n], each the shortest with at least `piece` samples; the last
-    one has the rest."""
-    ends, start, groups = np.cumsum(sizes[ids]), 0, []
-    while start < len(ids):
-        before = int(ends[start - 1]) if start else 0
-        stop = min(int(np.searchsorted(ends, before + piece)) + 1, len(ids))
-        groups.append((int(ends[stop - 1]) - before, ids[start:stop].tolist()))
-        start = stop
-    return groups

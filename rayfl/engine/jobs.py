@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from rayfl.core.fold import ClientState, Update
@@ -100,14 +101,17 @@ class Refine:
 
 @dataclass(frozen=True)
 class Collect:
-    """Sums for the static norms of a network, over some clients' training data or a span of the pooled data.
+    """Sums for the static norms of a network over batches of training samples.
 
     The answer is norm -> [6, C] float64 (`norms.collect`).
     """
 
-    batch_size: int
-    clients: Sequence[int] = ()
-    pooled: slice | None = None
+    rows: np.ndarray
+    """Rows of the training set [n] int32."""
+    sizes: Sequence[int]
+    """Sizes of the batches, consecutive parts of `rows`."""
+    augmented: int | None = None
+    """Seed address of the augmentation. None: not augmented."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,12 @@ class Evaluate:
     items: Sequence[Any]
     """Slices of a shared split, or clients."""
     batch_size: int
+    """Samples per forward pass."""
+    statistics_batch: int
+    """Samples per forward pass of networks whose norms lack statistics."""
     fill: Fill = "none"
     """Logits of classes that a client lacks, on its own splits."""
-    own: Collect | None = None
+    own: Sequence[Collect] | None = None
     """For a client's personal network without statistics: the data that they are collected from."""
 
 

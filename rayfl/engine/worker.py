@@ -4,12 +4,12 @@ Every verb is a pure function of its messages and the data, so a job can be repe
 """
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from rayfl.core import norms
 from rayfl.core.fold import ClientState, PairwiseSum, Update, sum_of_updates
@@ -22,7 +22,7 @@ from rayfl.data.samples import ClientData
 from rayfl.data.scores import Score
 from rayfl.engine.checked import Checked
 from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, Train, Trained
-from rayfl.evaluation import judge
+from rayfl.evaluation import add_to, judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.metrics import plus
 from rayfl.training.passes import Passes
@@ -131,7 +131,7 @@ class Worker:
         """Return the sums for a network's static norms."""
         module = cached_module(deployed.net, self.device)
         load(module, deployed.params)
-        return norms.collect(module, self._batches(job))
+        return self._collected(module, job)
 
     def evaluate(self, deployed: Deployment, job: Evaluate) -> Evaluated:
         """Return the sums of all scores per item."""
@@ -139,14 +139,24 @@ class Worker:
         load(module, deployed.params)
         statistics = deployed.statistics
         if statistics is None and job.own is not None and deployed.net.norms and self.recipe.statistics != "batch":
-            statistics = norms.finish(norms.collect(module, self._batches(job.own)), self.recipe.statistics)
+            sums: Params = {}
+            for one in job.own:
+                add_to(sums, self._collected(module, one))
+            statistics = norms.finish(sums, self.recipe.statistics)
         norms.load(module, statistics or {})
         pieces = [self._piece(job.split, item) for item in job.items]
         present = None
         if job.fill != "none":
             present = [self._rows("train", self.federation.train[item]).present for item in job.items]
-        judged = judge(module, pieces, self.recipe.scores, job.batch_size, deployed.answer, job.fill, present)
+        size = job.batch_size if norms.has_statistics(module) else job.statistics_batch
+        judged = judge(module, pieces, self.recipe.scores, size, deployed.answer, job.fill, present)
         return Evaluated.of(judged, deployed.present.layers if deployed.masked and job.own is not None else None)
+
+    def _collected(self, module: nn.Module, job: Collect) -> Params:
+        at = job.augmented
+        generator = None if at is None else torch_generator(self.recipe.seed, "pooled", at)
+        batches = self._rows("train", job.rows).in_batches(job.sizes, generator)
+        return norms.collect(module, (x for x, _ in batches))
 
     # data
 
@@ -165,14 +175,6 @@ class Worker:
     def validation(self) -> ClientData:
         """Validation data of the server."""
         return self._rows("train", self.federation.validation)
-
-    def _batches(self, job: Collect) -> Iterator[torch.Tensor]:
-        if job.pooled is None:
-            datas = (self._rows("train", self.federation.train[id]) for id in job.clients)
-            return (x for data in datas for x, _ in data.in_order(job.batch_size))
-        pool = self.federation.pooled(self.recipe.seed)[job.pooled]
-        generator = torch_generator(self.recipe.seed, "pooled", job.pooled.start)
-        return (x for x, _ in self._rows("train", pool).in_order(job.batch_size, generator))
 
     def _piece(self, split: str, item: Any) -> ClientData:
         """Return a slice of a shared split, or a client's own split."""

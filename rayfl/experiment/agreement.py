@@ -57,6 +57,11 @@ def check(experiment: "Experiment") -> None:
                 f"evaluation.scores: two scores have the name {twice[0]!r} in metrics. Allowed: names once, and other "
                 f"than the data set's own {', '.join(score.label for score in goal.scores)}"
             )
+        if len(fixed := {score.counted_by for score in experiment.scores if score.counted_by}) > 1:
+            sizes = " and ".join(map(str, sorted(fixed)))
+            raise ValueError(
+                f"evaluation.scores: scores count batches of {sizes} samples. Allowed: batches of one size"
+            )
         for score in experiment.scores:
             if score.part not in goal.parts:
                 raise ValueError(

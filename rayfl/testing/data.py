@@ -183,14 +183,14 @@ class ScoreContract:
         return noise + shown, {"class": y, "labels": shown, "numbers": shown.float()}[self.made().of_targets]
 
     def test_it_adds_over_batches(self) -> None:
-        """Sums are equal for any batch size; if the score is `by_batch`, for the same batches in any order."""
+        """Sums are equal for any batch size; with `counted_by`, for the same batches in any order."""
         score, (logits, y) = self.made(), self.answers()
         whole = score.counts(logits, y)
         assert whole.dim() == 1 and whole.dtype in (torch.int64, torch.float64)
         for size in (1, 7, 59):
             parts = [score.counts(a, b) for a, b in zip(logits.split(size), y.split(size), strict=True)]
             total = torch.stack(parts).sum(0)
-            expected = torch.stack(parts[::-1]).sum(0) if score.by_batch else whole
+            expected = torch.stack(parts[::-1]).sum(0) if score.counted_by else whole
             torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-5)
             assert math.isclose(score.value(total), score.value(expected), rel_tol=1e-5, abs_tol=1e-9)
         assert isinstance(score.value(whole), float) and math.isfinite(score.value(whole))

@@ -30,7 +30,7 @@ TINY: Mapping[str, Any] = {
     "clients": {"count": 6, "cohort": 4, "capacities": [0.3, 0.2, 0.1]},
     "model": {"name": "digits_cnn"},
     "training": {"batch_size": 5, "steps": 2},
-    "evaluation": {"batch_size": 7},
+    "evaluation": {"batch_size": 7, "statistics_batch": 5},
     "run": {"executor": "serial", "chunk": 1},
 }
 """Sections of a tiny experiment. Its capacities give 10, 7 or 4 of 32 channels, none of them divisors."""

@@ -51,12 +51,6 @@ def test_it_holds_rows_and_no_arrays():
     assert (found.prepare, found.goal) == (DATA.prepare, DATA.goal)
 
 
-def test_pooled_rows_are_all_training_rows_shuffled():
-    found = federate(DATA, ARRAYS, IID(), 8, 0.1, 0)
-    assert sorted(found.pooled(0)) == rows(found.train)
-    assert not np.array_equal(found.pooled(0), found.pooled(1))
-
-
 # validation data of clients
 
 

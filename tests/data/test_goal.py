@@ -99,7 +99,7 @@ def test_macro_f1_is_scikit_learns():
     assert score(MacroF1(), logits, y) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", [name for name, cls in SCORES.items() if not cls.by_batch])
+@pytest.mark.parametrize("name", [name for name, cls in SCORES.items() if not cls().counted_by])
 def test_every_score_adds_up_over_batches(name):
     found = SCORES_KIND.read(name, "exp.yaml: scores.0")
     generator = torch_generator(0, "test:noise")
