@@ -1,6 +1,7 @@
 """A method whose answers are checked where they enter the engine, so that a fault names its method, verb and client."""
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.backends import cudnn, mkldnn
 
 from rayfl.config import ConfigError, PluginFailed, Problem, RunFailed, ask, nearest, require, shown
 from rayfl.config.failures import named
@@ -72,7 +74,9 @@ class Checked:
             before = [(path, t, t._version) for path, t in leaves(payload) if not t.is_inference()]
             module = cached_module(visit.net, visit.data.device)
             buffers = [(name, t, t._version) for name, t in module.named_buffers() if not t.is_inference()]
+            process = settings()
             update = self.method.local_update(payload, visit)
+            require_settings(process)
             if changed := [path for path, t, version in before if t._version != version]:
                 raise Problem(f"{changed[0]} of the payload is changed. Allowed: a copy. Hint: rayfl.core.copied")
             if changed := [name for name, t, version in buffers if t._version != version]:
@@ -87,6 +91,16 @@ class Checked:
         client = visit.client
         about = f" (round {client.round + 1}, capacity {client.capacity:g}, {len(visit.data)} samples)"
         return self._run("local_update", run, about, client)
+
+    def require_unchanged(self, payload: Payload, before: Mapping[str, int]) -> None:
+        """Raise a MethodFailed if clients changed a payload that had these `prints` before their visits. Writes by
+        `.data` or numpy have no version."""
+
+        def run() -> None:
+            if changed := [path for path, value in prints(payload).items() if value != before[path]]:
+                raise Problem(f"{changed[0]} of the payload is changed. Allowed: a copy. Hint: rayfl.core.copied")
+
+        self._run("local_update", run)
 
     def check_returned(self, payload: Payload, update: Update, visit: Visit) -> None:
         """Raise a MethodFailed if a client does not return parameters that it was sent, except those of `withheld`."""
@@ -121,7 +135,9 @@ class Checked:
 
     def _ask(self, verb: str, of: str, check: Callable[[Any], None], *arguments: Any) -> Any:
         def run() -> Any:
+            process = settings()
             answer = methodcaller(verb, *arguments)(self.method)
+            require_settings(process)
             check(answer)
             return answer
 
@@ -130,6 +146,36 @@ class Checked:
     def _run(self, what: str, run: Callable[[], Any], about: str = "", client: Client | None = None) -> Any:
         where = f"method {self.method.name}, {what}" + (f", client {client.id}" if client else "")
         return ask(where, run, about, MethodFailed)
+
+
+def prints(payload: Payload) -> dict[str, int]:
+    """Return the checksum of every tensor of a payload."""
+    flat = {path: t.detach().cpu().contiguous().reshape(-1) for path, t in leaves(payload)}
+    return {path: zlib.crc32(t.view(torch.uint8).numpy().data) for path, t in flat.items()}
+
+
+def settings() -> dict[str, Any]:
+    """Return the settings of this process that change bits of results."""
+    return {
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.backends.mkldnn.enabled": mkldnn.enabled,
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        "torch.backends.cudnn.allow_tf32": cudnn.allow_tf32,
+        "torch.backends.cudnn.benchmark": cudnn.benchmark,
+        "torch.backends.cudnn.enabled": cudnn.enabled,
+    }
+
+
+def require_settings(before: Mapping[str, Any]) -> None:
+    """Raise a Problem if the settings of this process are not those of before."""
+    for name, value in settings().items():
+        if value != before[name]:
+            raise Problem(
+                f"{name} was {before[name]} and is {value} now, which changes results. Allowed: the old value"
+            )
 
 
 def check_finite(state: State, before: State, round: int, hint: str) -> None:

@@ -20,7 +20,7 @@ from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.samples import ClientData
 from rayfl.data.scores import Score
-from rayfl.engine.checked import Checked
+from rayfl.engine.checked import Checked, prints
 from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, Train, Trained
 from rayfl.evaluation import add_to, judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
@@ -63,6 +63,7 @@ class Worker:
         """Return the sum of the local updates of a chunk of clients with one selection."""
         updates, metrics = sum_of_updates(), PairwiseSum(plus)
         client_states, losses, refused, before = {}, {}, [], norm([broadcast.payload])
+        payload = prints(broadcast.payload)
         for client in job.clients:
             update, numbers, reason = self._answer(broadcast, client, job.client_states.get(client.id), before)
             updates.add(update)
@@ -74,6 +75,7 @@ class Worker:
             else:
                 refused.append((client.id, reason))
             del update  # frees it before the next client trains
+        self.verbs.require_unchanged(broadcast.payload, payload)
         return Trained(updates.total, len(job.clients), client_states, metrics.total, losses, refused)
 
     def _answer(

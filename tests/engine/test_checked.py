@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import simulate, tiny
+from torch.backends import mkldnn
 
 import rayfl
 from rayfl.core import params_of
@@ -58,6 +59,10 @@ class Wrong(Dense):
             tensor=lambda: given(**{name: 3}),
             group=lambda: replace(right, sums={"params": [1]}),
             metrics=lambda: replace(right, metrics={}),
+            data=lambda: payload["params"][name].data.add_(1) is None or right,
+            numpy=lambda: payload["params"][name].numpy().fill(1) or right,
+            threads=lambda: torch.set_num_threads(torch.get_num_threads() + 1) or right,
+            mkldnn=lambda: setattr(mkldnn, "enabled", not mkldnn.enabled) or right,
             client=lambda: replace(right, client_states={99: {}}),
             flat=lambda: replace(right, client_states={visit.client.id: {"visits": 3}}),
             alias=lambda: replace(right, client_states={visit.client.id: {"own": params_of(self.cached(visit))}}),
@@ -127,6 +132,10 @@ class Wrong(Dense):
             "sent",
             "local_update, client 0: params/conv1.weight of the payload is changed. Allowed: a copy",
         ),
+        ("local_update", "data", "local_update: params/conv1.weight of the payload is changed. Allowed: a copy. Hi"),
+        ("local_update", "numpy", "local_update: params/conv1.weight of the payload is changed. Allowed: a copy. Hi"),
+        ("local_update", "threads", "local_update, client 0: torch.get_num_threads() was 1 and is 2 now, which"),
+        ("local_update", "mkldnn", "local_update, client 0: torch.backends.mkldnn.enabled was True and is False now"),
         ("step", "none", "step, round 1: the state is None. Allowed: a dict of group -> name -> tensor"),
         ("step", "shape", "step, round 1: params/conv1.weight has shape [3]. Allowed: [10, 1, 3, 3]"),
         ("deploy", "none", "deploy, capacity 0.3: returned None. Allowed: a Deployment"),
@@ -144,7 +153,8 @@ class Wrong(Dense):
         ),
     ],
 )
-def test_a_broken_verb_is_named(verb, how, expected, tmp_path):
+def test_a_broken_verb_is_named(verb, how, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(mkldnn, "enabled", True)  # restored at the end
     clients = {"count": 1, "cohort": 1, "capacities": [0.3]}
     experiment = tiny(method=Wrong(verb=verb, how=how), clients=clients, partition="iid", model="digits_cnn", rounds=1)
     with pytest.raises(MethodFailed) as error:
