@@ -6,7 +6,9 @@ what is learned (codes of masks) or alternates between rounds (RoLoRA, LoRA-A2: 
 are a fixed number per visit plus a number per training sample:
 
 - proportional to the samples, also with several inner steps per batch: exact, nothing is fixed;
-- random widths and learned masks: proportional, the mean of the eight steps;
+- networks drawn per step: the expectation, which the method states (`Method.expected_flops`);
+- networks drawn per client and round: operations and traffic in proportion to the mean network of many draws;
+- learned masks: proportional, the mean of the eight steps;
 - training on public samples: fixed, exact from the second round on;
 - passes over the client's own data whose number is a setting of the method: fixed, the mean of the visited clients,
   whatever the size of a client's data;
@@ -22,9 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rayfl import costs
 from rayfl.config import Config, ConfigError
 from rayfl.core.fold import ClientState
+from rayfl.core.net import Net
 from rayfl.data.base import Arrays
 from rayfl.engine.jobs import Broadcast, Executor, Job, Train
 from rayfl.engine.locks import Temporary
@@ -48,6 +53,9 @@ LENGTHS = 1, 2, 8
 """Steps of the visits from which fixed operations follow."""
 TOLERANCE = 1e-6
 """Relative error of sums of operations."""
+FEW, MANY, MOST, UNLIKE = 16, 400, 16, 4
+"""Selections by which networks that are drawn per client and round are noticed and averaged, at most; most different
+networks among them, because each is counted; and how many of equal costs mean that all cost the same."""
 
 Make = Callable[[Experiment, Arrays, Path], "Simulation"]
 
@@ -60,6 +68,7 @@ def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work
     with Temporary() as folder:
         simulation = _after_two_rounds(small, arrays, make, folder)
         visited = [_visits(simulation, _executor(small, simulation, arrays, n), clients.cohort) for n in LENGTHS]
+        larger = {capacity: _larger(simulation, capacity) for capacity in visited[0]}
     moments = 2 if training.optimizer != "sgd" else int(training.momentum > 0)
     nets = experiment.bound().task.nets
     found = {}
@@ -67,9 +76,44 @@ def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work
         flops, fixed = split(
             [(length[capacity]["train_samples"], length[capacity]["train_flops"]) for length in visited]
         )
+        work, size = larger[capacity]
+        flops, fixed = flops * work, fixed * work
+        if (expected := simulation.method.expected_flops(capacity)) is not None:
+            flops, fixed = expected, 0.0
         memory = costs.training_mb(nets[capacity], training.batch_size, moments)
-        found[capacity] = Work(flops, one["bytes_down"], one["bytes_up"], memory, fixed)
+        found[capacity] = Work(flops, one["bytes_down"] * size, one["bytes_up"] * size, memory, fixed)
     return found
+
+
+def _larger(simulation: "Simulation", capacity: float) -> tuple[float, float]:
+    """Return how much more operations, and parameters, the networks of many clients and rounds have on average than
+    those that `_visits` visits."""
+
+    def net(draw: int) -> Net:
+        later, id = divmod(draw, simulation.clients.count)
+        client = Client(id, capacity, 2 + later, partial(simulation.label_set, id))
+        return simulation.verbs.select(simulation.method_state, client).net
+
+    visited = [
+        selection.net
+        for selection, clients in simulation.cohort().values()
+        for client in clients
+        if client.capacity == capacity
+    ] or [net(0)]
+    some = list(map(net, range(FEW)))
+    if len({_cost(one) for one in list(dict.fromkeys(visited + some))[:UNLIKE]}) == 1:
+        return 1.0, 1.0
+    for draw in range(FEW, MANY):
+        if len(set(some)) == MOST:
+            break
+        some.append(net(draw))
+    (work, size), (more_work, more_size) = (np.mean(list(map(_cost, nets)), 0).tolist() for nets in (visited, some))
+    return more_work / (work or 1.0), more_size / (size or 1.0)
+
+
+def _cost(net: Net) -> tuple[float, int]:
+    """Return the operations per sample and the parameters."""
+    return costs.training_flops(net, 1), net.parameters
 
 
 def split(visits: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -280,6 +280,11 @@ class Method(Named, ABC):
         """Return the next state from the sums over the round's updates. Must not change `state`."""
         return {group: fold.mean(group) for group in state}
 
+    def expected_flops(self, capacity: float) -> float | None:
+        """Return the FLOPs per training sample of a client, if its steps draw their networks: the expectation, for
+        simulated time. None: they are counted before the run."""
+        return None
+
     def plan(self, state: State, round: int) -> Sequence[ServerTask]:
         """Return the next server tasks, which run in parallel; () before the first local update and at the end of a
         round. Progress within a round is part of the state, so that a run can resume from a partial round."""

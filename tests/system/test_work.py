@@ -2,10 +2,13 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from helpers import run, simulate, tiny
 
+from rayfl import costs
 from rayfl.config import ConfigError
+from rayfl.engine import traffic
 from rayfl.engine.traffic import split
 from rayfl.training.updates import Updates
 
@@ -115,3 +118,37 @@ def test_the_traffic_of_a_warm_up_is_not_counted(tmp_path):
         fleet_of(tmp_path / str(warmup), {"name": "lg_fedavg", "warmup": warmup})[0].work[1.0] for warmup in (0, 2)
     )
     assert later == plain
+
+
+@pytest.mark.parametrize("options", [{}, {"distill": True}, {"sample": "round", "norms": "static"}])
+def test_widths_that_steps_draw_count_by_their_expectation(options, tmp_path):
+    capacities = {"clients": {"cohort": 6, "capacities": [1.0, 0.5, 0.25]}}
+    fleet, simulation = fleet_of(tmp_path, {"name": "fjord", **options}, **capacities)
+    nets = simulation.method.task.nets
+    for capacity, work in fleet.work.items():
+        drawn = [costs.training_flops(nets[c], 1) for c in (1.0, 0.5, 0.25) if c <= capacity]
+        expected = sum(drawn) / len(drawn)
+        if "distill" in options:
+            expected += drawn[0] * (1 - 1 / len(drawn))
+        assert (work.flops, work.fixed_flops) == (pytest.approx(expected, rel=1e-12), 0)
+
+
+def test_networks_that_visits_draw_count_by_the_mean_of_many_draws(tmp_path):
+    """AdaptiveFL draws from its pool, the largest that fits if it is larger: 400 draws, 5 standard deviations."""
+    fleet, simulation = fleet_of(tmp_path, "adaptivefl", clients={"cohort": 6, "capacities": [1.0, 0.5, 0.25]})
+    method = simulation.method
+    for capacity, work in fleet.work.items():
+        fitting, pool = method.pool(capacity), method.pool(1.0)
+        nets = [fitting[min(i, len(fitting) - 1)] for i in range(len(pool))]
+        for found, each in (
+            (work.flops, [costs.training_flops(net, 1) for net in nets]),
+            (work.bytes_down, [4 * net.parameters for net in nets]),
+            (work.bytes_up, [4 * net.parameters for net in nets]),
+        ):
+            assert found == pytest.approx(np.mean(each), rel=1e-12, abs=5 * np.std(each) / 20)
+
+
+def test_different_networks_of_equal_costs_need_no_draws(tmp_path, monkeypatch):
+    """SplitMix's clients train some of eight equal networks."""
+    monkeypatch.setattr(traffic, "MANY", 10**12)
+    fleet_of(tmp_path, "splitmix", clients={"cohort": 6, "capacities": [0.5]})

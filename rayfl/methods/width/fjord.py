@@ -118,6 +118,11 @@ class FjORD(Dense):
         update.whole = {self.own(net): copied(ordered.own(net), update.weight) for net, sent in own.items() if sent}
         return update
 
+    def expected_flops(self, capacity: float) -> float | None:
+        nets = self.nets_within(self.net_at(capacity))
+        steps = [{nets[0], net} if self.distill else {net} for net in nets]
+        return sum(costs.training_flops(net, 1) for step in steps for net in step) / len(steps)
+
     def draws(self, widths: int, steps: int, seed: int) -> list[int]:
         """Return the index of the width, 0 for the largest, that each step of a client trains."""
         return numpy_generator(seed, "width").integers(widths, size=steps).tolist()
