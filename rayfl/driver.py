@@ -34,7 +34,7 @@ from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.exporting.preparation import Preparation
 from rayfl.listeners import Listener, end, note, tell, tell_past
 from rayfl.methods.base import Deployment
-from rayfl.metrics import EVALUATED, Line
+from rayfl.metrics import EVALUATED, MATRICES, Line
 from rayfl.networks import at_checkpoint, check_device, place_of
 from rayfl.results import clients
 from rayfl.results.folder import Kind, RunFolder, Status
@@ -261,6 +261,13 @@ class Result:
         return clients.frame(self.folder.path, self.folder.facts, self.lines)
 
     @property
+    def matrices(self) -> dict[str, dict[float, np.ndarray]]:
+        """Matrices of the test set at the last evaluation: score ("confusion") -> capacity -> [label, prediction]."""
+        from rayfl.results.matrices import last_matrices
+
+        return last_matrices(self.lines)
+
+    @property
     def summary(self) -> dict[str, Any]:
         """The content of result.json."""
         return self.folder.result
@@ -471,4 +478,5 @@ def _open_folder(path: Path, experiment: Experiment, inputs: Inputs) -> RunFolde
 def _table(lines: Sequence[Line]) -> "pd.DataFrame":
     import pandas as pd
 
-    return pd.DataFrame(list(lines), columns=None if lines else ["round"]).set_index("round")
+    numbers = [{name: value for name, value in line.items() if name != MATRICES} for line in lines]
+    return pd.DataFrame(numbers, columns=None if lines else ["round"]).set_index("round")

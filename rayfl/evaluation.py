@@ -97,7 +97,10 @@ def check_scores(scores: Sequence[Score], data: DataSet, arrays: Arrays) -> None
             value = score.value(counts)
             size = np.size(np.asarray(value))
             if size != 1:
-                raise ConfigError(f"evaluation.scores: {score.name}.value returns {size} numbers. Allowed: one number")
+                raise ConfigError(
+                    f"evaluation.scores: {score.name}.value returns {size} numbers. Allowed: one number. Hint: a "
+                    "method `matrix` keeps and plots more"
+                )
             _ = float(value), score.values(counts[None]), score.counted(counts[None])
         except ConfigError:
             raise

@@ -108,6 +108,9 @@ _MEANS = tuple(metric.name for metric in ROUND if metric.adds == "mean")
 EVALUATED = "evaluated"
 """Key in the lines of evaluated rounds."""
 
+MATRICES = "matrices"
+"""Key in the lines of evaluated rounds: score -> capacity as text -> rows of its matrix (`Score.matrix`), test set."""
+
 NOTE = "note"
 """Key of a message to the user in a line."""
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import NESTED, Doubled, Pruned, message, run, simulate, tiny
 
+import rayfl
 from rayfl import InMemory
 from rayfl.core import norms
 from rayfl.core.net import Net, load
@@ -23,6 +24,7 @@ from rayfl.engine.simulation import load_data
 from rayfl.evaluation import Evaluation, judge
 from rayfl.methods import METHODS
 from rayfl.methods.distillation import DISTILLATION
+from rayfl.results.matrices import matrix_plots
 
 NAMES = ("0.3", "0.2", "0.1")
 SCORES = (Accuracy(), CrossEntropy())
@@ -399,6 +401,24 @@ def test_a_user_s_scores_stand_in_every_line(tmp_path):
     assert (found["local_margin_mean"].better, found["local_margin_mean"].split) == ("max", "clients")
 
 
+def test_a_confusion_matrix_is_kept_and_plotted(tmp_path):
+    """Also in the lines of the folder, and by capacity."""
+    result = rayfl.run(tiny(method="heterofl", evaluation={"scores": ["confusion"]}), tmp_path / "run")
+    matrices = result.matrices["confusion"]
+    assert list(matrices) == [0.3, 0.2, 0.1]
+    test = result.experiment.data.arrays().test
+    with torch.no_grad():
+        guesses = result.submodel(0.2)(torch.from_numpy(test["x"])).argmax(1).numpy()
+    expected = np.zeros((4, 4), int)
+    np.add.at(expected, (test["y"], guesses), 1)
+    assert np.array_equal(matrices[0.2], expected)
+    assert result.summary["confusion_0.2"] == pytest.approx((expected.diagonal() / expected.sum(1)).mean())
+    assert "matrices" in result.lines[-1] and "matrices" not in result.metrics
+    plot = matrix_plots([result.lines, result.lines])["confusion"]
+    assert plot.rows[0] == ["0.3", 0, 0, 2 * matrices[0.3][0, 0]] and len(plot.rows) == 3 * 16
+    assert "confusion" in result.plots and "confusion" not in rayfl.run(tiny(rounds=1)).plots
+
+
 class Listed(Margin):
     def counts(self, logits, y):
         return super().counts(logits, y).tolist()
@@ -424,7 +444,7 @@ class Failing(Margin):
     [
         (Listed, "{}.counts returns list. Allowed: a tensor [k] of numbers that add up over batches"),
         (Square, "{}.counts returns Tensor of shape [2, 3]. Allowed: a tensor [k] of numbers that add up over batches"),
-        (Many, "{}.value returns 2 numbers. Allowed: one number"),
+        (Many, "{}.value returns 2 numbers. Allowed: one number. Hint: a method `matrix` keeps and plots more"),
         (
             Failing,
             "{} fails on 24 test samples and random outputs (KeyError: 'tau'). Allowed: `counts` that returns a tensor "

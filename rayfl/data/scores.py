@@ -3,6 +3,7 @@
 Scores are additive: every batch gives a vector of counts, and the sum over all batches and workers gives the value.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import ClassVar, Literal
@@ -12,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from rayfl.config import Kind, Named
+from rayfl.config import ConfigError, Kind, Named
 
 MAX_PERPLEXITY = 1e4
 """Upper limit of reported perplexities."""
+MOST_IN_MATRIX = 100
+"""Maximum number of classes of a confusion matrix."""
 SOFTMAX_CHUNK = 2**19
 """Maximum number of logits per softmax."""
 
@@ -66,6 +69,10 @@ class Score(Named, ABC):
     def counted(self, sums: torch.Tensor) -> np.ndarray:
         """Return which of n sums [n, k] include at least one row, [n] bool. The others have no value."""
         return np.ones(len(sums), bool)
+
+    def matrix(self, sums: torch.Tensor) -> torch.Tensor | None:
+        """Return a matrix that is kept and plotted beside the metric of a test set, rows are labels. Default: none."""
+        return None
 
 
 class Mean(Score):
@@ -216,6 +223,36 @@ class Matthews(ByClass):
         return float(covariance / spread.sqrt()) if spread > 0 else 0.0
 
 
+class Confusion(Score):
+    """Confusion matrix of the test set, kept in the lines of evaluated rounds (`Result.matrices`) and plotted. The
+    metric is the balanced accuracy: the mean over labelled classes of the fraction of right predictions, as
+    scikit-learn's balanced_accuracy_score."""
+
+    name: Literal["confusion"] = "confusion"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the number of samples by label and prediction, [C * C]."""
+        classes = logits.shape[1]
+        if classes > MOST_IN_MATRIX:
+            raise ConfigError(
+                f"evaluation.scores: confusion is not valid for {classes:,} classes. Allowed: at most "
+                f"{MOST_IN_MATRIX}, because every client has a matrix. Hint: macro_f1 or matthews"
+            )
+        return torch.bincount(y * classes + logits.argmax(1), minlength=classes**2)
+
+    def value(self, sums: torch.Tensor) -> float:
+        found = self.matrix(sums).double()
+        labelled = found.sum(1)
+        rates = found.diagonal() / labelled.clamp_min(1)
+        return float(rates.sum() / (labelled > 0).sum().clamp_min(1))
+
+    def counted(self, sums: torch.Tensor) -> np.ndarray:
+        return (sums.sum(1) > 0).numpy()
+
+    def matrix(self, sums: torch.Tensor) -> torch.Tensor:
+        return sums.view(math.isqrt(len(sums)), -1)
+
+
 class SquaredError(Mean):
     """Mean squared error over samples and numbers, in squared units of the targets."""
 
@@ -331,6 +368,7 @@ SCORES: dict[str, type[Score]] = {
     "top_k": TopK,
     "macro_f1": MacroF1,
     "matthews": Matthews,
+    "confusion": Confusion,
     "mse": SquaredError,
     "mae": AbsoluteError,
     "r2": R2,

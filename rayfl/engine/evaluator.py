@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from rayfl.engine.collecting import collections_of, grouped, spans_of
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job
 from rayfl.evaluation import Evaluation, add_to
 from rayfl.methods.base import Deployment, Method
-from rayfl.metrics import CLIENT_SCORES, EVALUATED, Line, client_table, label, named
+from rayfl.metrics import CLIENT_SCORES, EVALUATED, MATRICES, Line, client_table, label, named
 
 EXACT_BATCH = 100
 """Default samples per batch of `exact` statistics: few passes, and less memory than training in batches of 10."""
@@ -140,6 +141,8 @@ class Evaluator:
         line: Line = {EVALUATED: True}
         for split in ("test", "validation"):
             line |= self._capacities(split, {c: sums.get((split, d.key)) for c, d in deployed.items()})
+        if matrices := self._matrices({c: sums.get(("test", d.key)) for c, d in deployed.items()}):
+            line[MATRICES] = matrices
         line |= _densities(deployed)
         for split, found in by_client.items():
             line |= self._clients(split, found, deployed)
@@ -262,6 +265,15 @@ class Evaluator:
             for i, sums in server.exits.items():
                 line[named(first.label, f"exit{i + 1}", split)] = float(first.value(sums))
         return line
+
+    def _matrices(self, found: Mapping[float, Sums | None]) -> dict[str, dict[str, list[Any]]]:
+        """Return score -> capacity -> matrix of the test set, of scores that have one."""
+        matrices: dict[str, dict[str, list[Any]]] = {}
+        for score in self.scores:
+            for capacity, sums in found.items():
+                if sums is not None and (matrix := score.matrix(sums.scores[score.label])) is not None:
+                    matrices.setdefault(score.label, {})[label(capacity)] = matrix.tolist()
+        return matrices
 
     def _clients(self, split: str, found: ByClient, deployed: Mapping[float, Deployment]) -> Line:
         """Return the metrics over clients on their own split, of scores that they have."""

@@ -5,6 +5,7 @@ Over rounds, from lines:
     submodels   score of every capacity's shared network
     layers      clients' own masked networks: density of every layer (SpaFL's figure 3)
     shares      masked networks: fraction of the dense network's multiply-adds and parameters, by capacity
+    confusion   matrix of this score at the last evaluation, by capacity
 
 Of networks, from `Method.deploy`:
 
@@ -23,6 +24,7 @@ from rayfl.methods.base import Deployment
 from rayfl.metrics import Line, label, named
 from rayfl.results.drawing import Plot, Style, new_figure, shades_of, styles_of, title_axis
 from rayfl.results.folder import RunFolder
+from rayfl.results.matrices import matrix_plots
 from rayfl.results.plots import learning_curves, trained, with_unit
 from rayfl.results.rows import Record, by_label, capacities, facts_of
 from rayfl.results.summary import DENSITY
@@ -82,6 +84,7 @@ def over_rounds(records: Sequence[Record]) -> dict[str, Plot]:
         ),
         "layers": layer_curves(runs),
         "shares": share_curves(runs, sorted(trained(records), reverse=True), shades),
+        **matrix_plots(runs),
     }
     return {name: plot for name, plot in found.items() if plot is not None}
 

@@ -16,6 +16,7 @@ from rayfl.data.scores import (
     R2,
     AbsoluteError,
     Accuracy,
+    Confusion,
     CrossEntropy,
     ExactMatch,
     LabelAccuracy,
@@ -27,6 +28,7 @@ from rayfl.data.scores import (
     SquaredError,
     TopK,
 )
+from rayfl.testing.tiny import raised
 
 
 def score(score, logits, y):
@@ -116,7 +118,7 @@ def test_every_score_adds_up_over_batches(name):
 def test_labels_name_the_numbers():
     labels = [SCORES_KIND.read(name, "").label for name in SCORES]
     assert labels[:7] == ["accuracy", "loss", "perplexity", "perplexity_heterofl", "top5", "macro_f1", "matthews"]
-    assert labels[7:] == ["mse", "mae", "r2", "label_accuracy", "exact_match", "label_f1"]
+    assert labels[7:] == ["confusion", "mse", "mae", "r2", "label_accuracy", "exact_match", "label_f1"]
     assert [Accuracy(of="words").label, Perplexity(of="masked").label] == ["accuracy_words", "perplexity_masked"]
     assert TopK(k=3).label == "top3"
 
@@ -147,7 +149,7 @@ def test_scores_without_rows_are_not_nan(name):
     none = found.counts(torch.zeros(0, 3), y[:0])
     some = found.counts(guess(0, 1), y)
     assert math.isfinite(found.value(none)) and found.value(none + some) == found.value(some)
-    if isinstance(found, Accuracy | Perplexity | PerplexityOfBatches):
+    if isinstance(found, Accuracy | Confusion | Perplexity | PerplexityOfBatches):
         assert found.counted(torch.stack([none, some])).tolist() == [False, True]
 
 
@@ -180,6 +182,21 @@ def test_scores_of_many_classes_count_each_class_once():
     """A matrix of all pairs of 30,000 classes would take 7 GB; scores of equal counts are counted once."""
     counts = Matthews().counts(torch.zeros(2, 30_000), torch.tensor([0, 1]))
     assert counts.shape == (90_000,) and Matthews().measure == MacroF1().measure != LabelF1().measure
+
+
+def test_confusion_is_scikit_learns():
+    from sklearn.metrics import balanced_accuracy_score, confusion_matrix
+
+    generator = torch_generator(0, "test:noise")
+    logits, y = torch.randn(60, 7, generator=generator), torch.randint(5, (60,), generator=generator)
+    counts, guesses = Confusion().counts(logits, y), logits.argmax(1).numpy()
+    assert np.array_equal(Confusion().matrix(counts), confusion_matrix(y.numpy(), guesses, labels=range(7)))
+    own = np.isin(guesses, y.numpy())
+    expected = balanced_accuracy_score(y.numpy()[own], guesses[own])
+    assert Confusion().value(Confusion().counts(logits[own], y[own])) == pytest.approx(expected)
+    assert "confusion is not valid for 101 classes. Allowed: at most 100" in raised(
+        lambda: Confusion().counts(torch.zeros(1, 101), y[:1]), ConfigError
+    )
 
 
 class Wrong(Score):
