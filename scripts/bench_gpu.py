@@ -1,6 +1,7 @@
 """Time of a small client's step on a GPU: with separate launches, or recorded as one CUDA graph.
 
     python scripts/bench_gpu.py             # on a CUDA device; about ten minutes
+    python scripts/bench_gpu.py --short     # fewer networks, batches, turns; no torch.compile; an estimated 2 minutes
     python scripts/bench_gpu.py --dry-run   # test of the code on a CPU with tiny networks, not a measurement
 
 Not yet run on a GPU. It first checks that recorded steps equal the others bit for bit, and that a padded batch equals
@@ -30,7 +31,7 @@ from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.tensors import Params, as_vector
 from rayfl.data.goal import Classes
 from rayfl.models import MODELS
-from rayfl.training.settings import Training, kernels
+from rayfl.training.settings import Training, precise
 from rayfl.training.steps import Objective, Steps, fit, static_steps
 
 GOAL, LR, TOGETHER = Classes(10), 0.01, 8
@@ -50,6 +51,8 @@ class Scale:
     turns: int
     clients: int
     """Clients per process."""
+    compiled: bool = False
+    """Measure torch.compile too, which takes most of the time."""
 
 
 FAMILIES: Any = MODELS
@@ -66,6 +69,10 @@ FULL = Scale(
     50,
     5,
     40,
+    compiled=True,
+)
+SHORT = Scale(
+    {name: FULL.nets[name] for name in ("mcmahan_cnn", "resnet18", "resnet18, 1/8")}, (10, 50), (1, 4), 30, 3, 10
 )
 DRY = Scale(
     {
@@ -91,8 +98,8 @@ def batch_of(net: Net, size: int, device: torch.device, seed: int = 0) -> tuple[
 # implementations of a step
 
 
-def ways(net: Net, size: int, device: torch.device) -> dict[str, Step]:
-    """Return name -> function for one step, each with its own network."""
+def ways(net: Net, size: int, device: torch.device, compiled: bool = False) -> dict[str, Step]:
+    """Return name -> function for one step, each with its own network. `compiled`: with torch.compile."""
     batch, training = batch_of(net, size, device), Training(batch_size=size)
 
     def plain(**options: Any) -> Step:
@@ -110,10 +117,10 @@ def ways(net: Net, size: int, device: torch.device) -> dict[str, Step]:
         "rayfl, recorded": lambda: recorded.run(*batch, LR),
         f"vmap of {TOGETHER}, per client": vmap_step(net.build().to(device), batch)[0],
     }
-    if device.type == "cuda":
+    if compiled:
         module = net.build().to(device)
-        compiled, optimizer = torch.compile(module, mode="reduce-overhead"), torch.optim.SGD(module.parameters(), LR)
-        found["compile, reduce-overhead"] = lambda: step_of(compiled, optimizer, batch)
+        faster, optimizer = torch.compile(module, mode="reduce-overhead"), torch.optim.SGD(module.parameters(), LR)
+        found["compile, reduce-overhead"] = lambda: step_of(faster, optimizer, batch)
     return found
 
 
@@ -194,7 +201,8 @@ def _wait(device: torch.device) -> None:
 
 def rows_of(name: str, net: Net, size: int, scale: Scale, device: torch.device) -> dict[str, Any]:
     """Return a row of the table of steps, in microseconds."""
-    contenders = {way: seconds_a_step(step, scale.steps, device) for way, step in ways(net, size, device).items()}
+    steps = ways(net, size, device, scale.compiled)
+    contenders = {way: seconds_a_step(step, scale.steps, device) for way, step in steps.items()}
     module, payload = net.build().to(device), params_of(net.build())
     contenders["change of clients"] = seconds_a_step(lambda: load(module, payload), scale.steps, device)
     found = {way: statistics.median(turns) * 1e6 for way, turns in in_turns(contenders, scale.turns).items()}
@@ -253,19 +261,24 @@ def show(rows: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
+def scale_of(options: argparse.Namespace) -> Scale:
+    return DRY if options.dry_run else SHORT if options.short else FULL
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="run on a CPU with tiny networks")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--short", action="store_true", help="the main networks only, without torch.compile")
+    amount.add_argument("--dry-run", action="store_true", help="run on a CPU with tiny networks")
     parser.add_argument("--precision", choices=("fp32", "tf32"), default="fp32", help="of products (default: fp32)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not (options.dry_run or torch.cuda.is_available()):
         sys.exit("bench_gpu.py: torch finds no CUDA device. Allowed: a machine with one, or --dry-run on a CPU")
-    device, scale = torch.device("cpu" if options.dry_run else "cuda"), DRY if options.dry_run else FULL
+    device, scale = torch.device("cpu" if options.dry_run else "cuda"), scale_of(options)
     torch.set_num_threads(1)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    with kernels(Training(precision=options.precision, batch_size=50), 10**9, device):
+    with precise(Training(precision=options.precision), device):
         if options.serve:
             serve(scale.nets[options.serve], scale.clients, device)
             return

@@ -1,4 +1,4 @@
-"""The device on which a process trains: the CPU, or its GPU with kernels that repeat their bits."""
+"""The device on which a process trains: the CPU or a GPU."""
 
 import os
 from typing import Literal
@@ -18,6 +18,22 @@ def only_declared() -> bool:
 def usable() -> bool:
     """Return whether PyTorch can use a GPU of this machine."""
     return only_declared() or torch.cuda.is_available()
+
+
+def indexed(device: torch.device | str) -> torch.device:
+    """Return a device with its index, as tensors state it: networks are cached by device."""
+    return torch.empty(0, device=device).device
+
+
+def is_lost(device: torch.device) -> bool:
+    """Return whether this process can no longer use its GPU: most errors of CUDA stay until the process ends."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def of_serial(gpus: float | Literal["auto"]) -> tuple[torch.device, str]:

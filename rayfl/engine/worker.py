@@ -21,6 +21,7 @@ from rayfl.data.federation import Federation
 from rayfl.data.samples import ClientData
 from rayfl.data.scores import Score
 from rayfl.engine.checked import Checked, prints
+from rayfl.engine.devices import indexed
 from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, Train, Trained
 from rayfl.evaluation import add_to, judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
@@ -50,7 +51,7 @@ class Worker:
     def __init__(self, recipe: Recipe, arrays: Arrays, device: torch.device | str = "cpu"):
         self.recipe, self.method, self.federation = recipe, recipe.method, recipe.federation
         self.verbs = Checked(recipe.method)
-        self.device = torch.device(device)
+        self.device = indexed(device)
         # a GPU holds one copy of the data set; a CPU worker reads shared memory
         self.samples = {
             source: {name: as_tensor(array).to(self.device) for name, array in split.items()}
@@ -133,10 +134,15 @@ class Worker:
         """Return the sums for a network's static norms."""
         module = cached_module(deployed.net, self.device)
         load(module, deployed.params)
-        return self._collected(module, job)
+        with precise(self.method.task.training, self.device):
+            return self._collected(module, job)
 
     def evaluate(self, deployed: Deployment, job: Evaluate) -> Evaluated:
         """Return the sums of all scores per item."""
+        with precise(self.method.task.training, self.device):
+            return self._evaluated(deployed, job)
+
+    def _evaluated(self, deployed: Deployment, job: Evaluate) -> Evaluated:
         module = cached_module(deployed.net, self.device)
         load(module, deployed.params)
         statistics = deployed.statistics

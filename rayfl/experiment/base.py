@@ -56,7 +56,8 @@ class Resources(Config):
     """The `run:` section: resources, early stopping and checkpoints."""
 
     executor: Literal["ray", "serial"] = "ray"
-    """Execution backend. ray: server and client actors. serial: one process. Results are equal bit for bit."""
+    """Execution backend. ray: server and client actors. serial: one process. Results are equal bit for bit; on
+    GPUs, except for operations for which PyTorch has no deterministic kernel and warns. CPUs and GPUs differ."""
     actors: Annotated[int, Field(ge=1, le=10**5)] | Literal["auto"] = "auto"
     """Number of client actors. auto: as many as fit on the machine, or into the resources of the trial, spread over all
     GPUs."""

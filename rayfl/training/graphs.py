@@ -1,6 +1,7 @@
 """A training step as one CUDA graph in place of hundreds of kernel launches. Not tested on a GPU."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,32 +13,52 @@ WARMUP = 3
 
 class Recorded:
     """A function without arguments on tensors with fixed addresses. It first runs eagerly on a separate stream, then is
-    recorded, then replayed. It must not read values of tensors."""
+    recorded, then replayed. It must not read values of tensors; if it cannot be recorded, it always runs eagerly."""
 
     def __init__(self, body: Callable[[], None], device: torch.device):
         self.body, self.device = body, device
-        self.stream = torch.cuda.Stream(device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.runs = 0
+        self.is_eager = False
+        """True once a recording has failed."""
 
     def __call__(self) -> None:
-        if self.runs < WARMUP:
-            self.runs += 1
-            self._run()
+        if self.graph is None and self.runs >= WARMUP and not self.is_eager:
+            self.graph = self._record()
+        if self.graph is not None:
+            self.graph.replay()
             return
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            # other threads of an actor can use the device at the same time
-            with torch.cuda.graph(self.graph, pool=_pool(self.device), capture_error_mode="thread_local"):
+        self.runs += 1
+        self._run()
+
+    def _record(self) -> "torch.cuda.CUDAGraph | None":
+        """Return the recording; None if it fails, with a warning."""
+        graph, stream = torch.cuda.CUDAGraph(), _stream(self.device)
+        before = torch.cuda.current_stream(self.device)
+        # other threads of an actor can use the device at the same time
+        recording = torch.cuda.graph(graph, pool=_pool(self.device), stream=stream, capture_error_mode="thread_local")
+        try:
+            with recording:
                 self.body()
-        self.graph.replay()
+        except Exception as error:
+            self.is_eager = True
+            # torch leaves its own stream as the current one, and its generator in a recording, if the end fails
+            torch.cuda.set_stream(before)
+            _renew_generator(self.device)
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"a training step cannot be recorded as a CUDA graph, and runs eagerly with equal results: {reason}",
+                stacklevel=2,
+            )
+            return None
+        return graph
 
     def _run(self) -> None:
-        current = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
+        current, stream = torch.cuda.current_stream(self.device), _stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             self.body()
-        current.wait_stream(self.stream)
+        current.wait_stream(stream)
 
 
 @functools.cache
@@ -45,3 +66,15 @@ def _pool(device: torch.device) -> Any:
     """Return the memory pool of all recordings; they can share it because they never run concurrently."""
     with torch.cuda.device(device):
         return torch.cuda.graph_pool_handle()
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    """Return the stream of all warm-ups and recordings: each stream has its own cached memory and workspaces."""
+    return torch.cuda.Stream(device)
+
+
+def _renew_generator(device: torch.device) -> None:
+    """Give the device's generator a new state with equal numbers, which no recording has marked."""
+    generator = torch.cuda.default_generators[device.index]
+    generator.graphsafe_set_state(generator.clone_state())

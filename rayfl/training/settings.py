@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
@@ -193,9 +193,34 @@ def kernels(training: Training, macs: int, device: torch.device) -> Iterator[Non
 
 @contextmanager
 def precise(training: Training, device: torch.device) -> Iterator[None]:
-    """Select the precision of all other computations inside the block: on a GPU, `training.precision`."""
-    with _tf32(training.precision == "tf32") if device.type == "cuda" else nullcontext():
+    """Select the kernels of all other computations inside the block: on a GPU, those of `training.precision` that
+    repeat their bits. Operations without such kernels warn. `rayfl.engine` sets the variable that cuBLAS needs."""
+    if device.type != "cuda":
         yield
+        return
+    with _tf32(training.precision == "tf32"), _repeatable():
+        yield
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    cudnn, attention, memory = torch.backends.cudnn, torch.backends.cuda, torch.utils.deterministic  # pyright: ignore
+    before = cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory
+    mode, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fast, faster = attention.mem_efficient_sdp_enabled(), attention.cudnn_sdp_enabled()
+    # otherwise every torch.empty is filled with NaN
+    cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = True, False, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # the backward passes of these two do not repeat their bits
+    attention.enable_mem_efficient_sdp(False)
+    attention.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = before
+        torch.use_deterministic_algorithms(mode, warn_only=warns)
+        attention.enable_mem_efficient_sdp(fast)
+        attention.enable_cudnn_sdp(faster)
 
 
 @contextmanager

@@ -243,8 +243,9 @@ class StaticSteps(Steps):
     """Steps of all clients of a module, one client after another: parameters, label set and batches of each client are
     copied into the same memory.
 
-    A smaller batch is padded with samples whose label the loss ignores; only the order of sums changes. Networks with
-    batch norm and losses without such a label run smaller batches as separate steps, without recording.
+    A smaller batch is padded with samples whose label the loss ignores, which changes the order of sums, and the random
+    numbers of dropout. Networks with batch norm and losses without such a label run smaller batches as separate steps,
+    without recording.
     """
 
     is_static = True

@@ -253,7 +253,8 @@ def test_an_exception_in_a_worker_is_said_with_its_traceback(pool, tmp_path):
     first, *more = str(failed.value).splitlines()
     assert first.startswith("AttributeError: ")
     assert first.endswith(" (in all 2 attempts at: evaluate, nothing)")
-    assert any("in evaluate" in line for line in more) and more[-1] == first.partition(" (in all")[0]
+    # newer versions of Python add a suggestion to the traceback
+    assert any("in evaluate" in line for line in more) and more[-1].startswith(first.partition(" (in all")[0])
 
 
 def test_what_a_user_did_wrong_is_said_as_it_is(pool, tmp_path):
@@ -348,7 +349,8 @@ def test_actors_that_never_start_end_the_run(pool, tmp_path, monkeypatch):
     pool.load([ray.put("no arrays"), ray.put("no recipe")])
     with pytest.raises(JobFailed) as failed:
         simulation.run_round()
-    assert str(failed.value) == (
+    # newer versions of Python add a suggestion
+    assert str(failed.value).startswith(
         "a client actor failed to start 3 times. The last error: AttributeError: 'str' object has no attribute 'method'"
     )
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def test_without_a_gpu_the_bench_says_what_is_allowed(script, monkeypatch):
     assert str(ended.value) == (
         "bench_gpu.py: torch finds no CUDA device. Allowed: a machine with one, or --dry-run on a CPU"
     )
+
+
+def test_the_short_bench_is_a_part_of_the_whole_one_without_compilation(script):
+    gpu = script("bench_gpu")
+    short = gpu.scale_of(Namespace(dry_run=False, short=True))
+    assert short.nets.items() < gpu.FULL.nets.items() and gpu.FULL.compiled and not short.compiled
+    assert set(short.batches) < set(gpu.FULL.batches) and set(short.processes) < set(gpu.FULL.processes)
+    [net] = [net for name, net in gpu.DRY.nets.items() if name == "group norm"]
+    names = [set(gpu.ways(net, 4, CPU, compiled)) for compiled in (False, True)]
+    assert names[1] - names[0] == {"compile, reduce-overhead"}
 
 
 def test_the_mix_of_widths_is_their_mean_over_the_largest(script, monkeypatch):

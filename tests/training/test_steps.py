@@ -286,13 +286,14 @@ def test_bf16_changes_the_result():
 # --- a recording ---
 
 
-def test_a_recording_follows_warm_up_runs(monkeypatch):
-    """Every call is one run or one replay; recording does not run. The device is simulated."""
+@pytest.fixture
+def simulated(monkeypatch):
+    """What a simulated CUDA does, by words: "record" and "end" of a recording, "side" for another stream."""
     log: list[str] = []
 
     class Stream:
         def __init__(self, device=None):
-            pass
+            log.append("new stream")
 
         def wait_stream(self, other):
             log.append("wait")
@@ -307,26 +308,77 @@ def test_a_recording_follows_warm_up_runs(monkeypatch):
         def __exit__(self, *error):
             log.append("end")
 
+    own = object.__new__(Stream)
+    generator = SimpleNamespace(
+        clone_state=lambda: "copy", graphsafe_set_state=lambda state: log.append(f"{state} of the generator")
+    )
     cuda = SimpleNamespace(
         Stream=Stream,
         stream=Within,
         graph=Within,
         device=Within,
-        current_stream=Stream,
+        current_stream=lambda device: own,
+        set_stream=lambda stream: log.append("own stream" if stream is own else "another stream"),
+        default_generators=[generator],
         graph_pool_handle=lambda: (0, 1),
         CUDAGraph=lambda: SimpleNamespace(replay=lambda: log.append("replay")),
     )
     monkeypatch.setattr(graphs.torch, "cuda", cuda)
-    again = graphs.Recorded(lambda: log.append("body"), torch.device("meta"))
+    for cached in (graphs._pool, graphs._stream):
+        cached.cache_clear()
+    yield log
+    for cached in (graphs._pool, graphs._stream):
+        cached.cache_clear()
+
+
+GPU = torch.device("cuda", 0)
+
+
+def test_a_recording_follows_warm_up_runs(simulated):
+    """Every call is one run or one replay; recording does not run. All recordings share a stream."""
+    again = graphs.Recorded(lambda: simulated.append("body"), GPU)
+    for i in range(graphs.WARMUP):
+        again()
+        assert simulated == ["new stream"] * (i == 0) + ["wait", "side", "body", "end", "wait"]
+        simulated.clear()
+    again()
+    assert [word for word in simulated if word != "side"][-4:] == ["record", "body", "end", "replay"]
+    simulated.clear()
+    again()
+    assert simulated == ["replay"]
+    simulated.clear()
+    graphs.Recorded(lambda: None, GPU)()
+    assert "new stream" not in simulated
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not permitted")])
+def test_a_recording_that_fails_leaves_none_and_steps_run_eagerly(simulated, error):
+    """Not a replay of a graph that was never recorded."""
+    steps = []
+
+    def body():
+        if simulated[-1] == "record":
+            raise error
+        steps.append(len(steps))
+
+    again = graphs.Recorded(body, GPU)
     for _ in range(graphs.WARMUP):
         again()
-        assert log == ["wait", "side", "body", "end", "wait"]
-        log.clear()
+    with pytest.warns(UserWarning, match=f"cannot be recorded as a CUDA graph, and runs eagerly .*: {error}"):
+        again()
+    assert again.graph is None and len(steps) == graphs.WARMUP + 1
+    simulated.clear()
     again()
-    assert [word for word in log if word != "side"][-4:] == ["record", "body", "end", "replay"]
-    log.clear()
-    again()
-    assert log == ["replay"]
+    assert len(steps) == graphs.WARMUP + 2 and simulated == ["wait", "side", "end", "wait"]
+
+
+def test_a_recording_that_fails_gives_back_the_stream_and_the_generator(simulated):
+    again = graphs.Recorded(lambda: simulated.append("body"), GPU)
+    again.runs = graphs.WARMUP
+    again.body = lambda: (_ for _ in ()).throw(RuntimeError("not permitted"))
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="not permitted"):
+        again()
+    assert simulated[simulated.index("record") :][:4] == ["record", "end", "own stream", "copy of the generator"]
 
 
 def test_cached_modules_are_recorded():
