@@ -504,6 +504,11 @@ MISTAKES = {
         {"train": ("a.csv", CSV), "test": ("b.csv", "text,label\ngood,so\n")},
         "data.test: the class 'so' is not in the training set. Allowed: neg, pos",
     ),
+    "semicolons between columns": (
+        {"train": ("a.csv", "text;label\ngood;so\n")},
+        "data.text: {}/a.csv has no column 'text'. Allowed: one of its columns 'text;label'. Hint: separate columns by "
+        "commas in a .csv file, by tabs in a .tsv file",
+    ),
     "too little to hold out": (
         {"train": ("a.csv", "text,label\ngood,so\n")},
         "data.test_fraction: 0.2 of 1 texts gives 1 for training and 0 for testing. Allowed: at least one for each, or "

@@ -32,9 +32,11 @@ def read_table(path: Path, field: str) -> Table:
 def column(table: Table, name: str, field: str, path: Path) -> Sequence[str]:
     """Return the column `name`, the value of `field`."""
     if name not in table:
-        raise ConfigError(
-            f"data.{field}: {path} has no column {name!r}. Allowed: one of its columns {', '.join(map(repr, table))}"
-        )
+        known = ", ".join(map(repr, table))
+        hint = ""
+        if len(table) == 1 and set(";,|\t") & set("".join(table)):
+            hint = ". Hint: separate columns by commas in a .csv file, by tabs in a .tsv file"
+        raise ConfigError(f"data.{field}: {path} has no column {name!r}. Allowed: one of its columns {known}{hint}")
     return table[name]
 
 
