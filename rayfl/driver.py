@@ -1,5 +1,6 @@
 """Running an experiment: the command line, notebooks and scripts all call `run` or, round by round, `start`."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from pydantic import PrivateAttr
 
-from rayfl.config import ConfigError, shown
+from rayfl.config import ConfigError, differences, shown
 from rayfl.data.base import Arrays
 from rayfl.engine.checked import Diverged
 from rayfl.engine.checkpoints import (
@@ -438,6 +439,12 @@ def check_folder(path: Path, config: Mapping[str, Any], resume: Resume, kind: Ki
     if record.kind != kind:
         raise ConfigError(f"{path}: the folder is of `rayfl {record.kind}`. Allowed: a folder of `rayfl {kind}`")
     old, new = ({k: v for k, v in c.items() if k not in FREE} | _threads(c) for c in (record.config, config))
+    if record.kind == "sweep" and (changed := differences(old, json.loads(json.dumps(new)))):
+        raise ConfigError(
+            f"{path}: the sweep was started with other settings: {'; '.join(changed)}. Allowed: the same settings, "
+            "because a sweep cannot be continued with more rounds, points, rows or seeds. Hint: run the changed file "
+            "in a new folder (--name NAME), and `rayfl compare` the two"
+        )
     same_config(path / "config.json", old, new)
     if record.kind == "run" and config["rounds"] < (done := record.whole_rounds()[0]):
         raise ConfigError(f"{path}: rounds: {config['rounds']} is not valid. Allowed: at least the {done} rounds done")

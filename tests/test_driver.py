@@ -20,11 +20,14 @@ import torch
 from faults import Faulty
 from helpers import TINY, PersonalHead, assert_same, message, simulate, tiny
 from matplotlib.figure import Figure
+from rows import study
 from sklearn.datasets import load_digits
 from torch import nn
 
 import rayfl
+from rayfl.config import ConfigError
 from rayfl.core.net import cached_module
+from rayfl.driver import check_folder
 from rayfl.engine.checked import Diverged
 from rayfl.engine.checkpoints import Best, complete, read
 from rayfl.engine.locks import locked
@@ -628,6 +631,25 @@ def test_an_error_in_a_users_code_is_said_with_its_type_and_place(tmp_path):
         rayfl.run(tiny(rounds=1), tmp_path, listeners=[Misspelt()])
     error = str(RunFolder.open(tmp_path).error)
     assert error.startswith("KeyError: 'acuracy_mean'\nTraceback") and 'return line["acuracy_mean"] > 1' in error
+
+
+def test_a_sweep_is_not_continued_with_more_rounds_or_points(tmp_path):
+    """What it would need is said before anything is loaded, and the folder stays as it is."""
+    folder = study(tmp_path / "swept").path
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    config = RunFolder.open(folder).config
+    longer = config | {"experiment": {"rounds": 9}}
+    more = config | {"search": config["search"] | {"seeds": [0, 1, 2, 3]}}
+    for changed, said in ((longer, "experiment.rounds: 3 -> 9"), (more, "search.seeds: [0, 1, 2] -> [0, 1, 2, 3]")):
+        with pytest.raises(ConfigError) as error:
+            check_folder(folder, changed, True, "sweep")
+        assert str(error.value) == (
+            f"{folder}: the sweep was started with other settings: {said}. Allowed: the same settings, because a sweep "
+            "cannot be continued with more rounds, points, rows or seeds. Hint: run the changed file in a new folder "
+            "(--name NAME), and `rayfl compare` the two"
+        )
+    check_folder(folder, config | {"question": "Another one?"}, True, "sweep")
+    assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_a_run_is_not_resumed_with_fewer_rounds_than_it_has(tmp_path):

@@ -94,6 +94,7 @@ def _no_bool(allowed: str, value: Any) -> Any:
 class _Explained(ModelMetaclass):
     """Makes the errors of `SomeConfig(lr="x")` in Python those of a file, without pydantic's form and addresses."""
 
+    __hash__ = type.__hash__
     # type checkers know the fields from pydantic
     if not TYPE_CHECKING:
 
