@@ -4,7 +4,8 @@ The call of a layer counts 2 FLOPs per multiply-add. If its output has a gradien
 its inputs, and as many for that of its weights if they are trained, whether or not a backward pass follows. A training
 step therefore counts three passes (`costs.training_flops`), a forward pass without gradients or of frozen parameters
 one. Layers are those of `core.operations`, in any network: rayfl's, a copy of one, or a user's own. Not counted:
-functions of tensors (`torch.nn.functional.linear`), and calls inside `torch.func.vmap` or `torch.compile`.
+functions of tensors (`torch.nn.functional.linear`), torch's recurrent layers and multi-head attention, and calls inside
+`torch.func.vmap` or `torch.compile`.
 """
 
 import threading

@@ -37,7 +37,7 @@ def _may_grow() -> bool:
     if not ray.is_initialized() or _is_head():
         return False
     try:
-        kinds = yaml.safe_load(Path(GROWING).expanduser().read_text())["available_node_types"].values()
+        kinds = yaml.safe_load(Path(GROWING).expanduser().read_text(encoding="utf-8"))["available_node_types"].values()
         return any(kind.get("max_workers", 0) and kind["resources"].get("GPU", 0) for kind in kinds)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
         return False
