@@ -42,8 +42,9 @@ class Recorded:
                 self.body()
         except Exception as error:
             self.is_eager = True
-            # torch leaves its own stream as the current one, and its generator in a recording, if the end fails
+            # if the end fails, torch leaves its own stream as the current one, and pool and generator in a recording
             torch.cuda.set_stream(before)
+            _pool.cache_clear()
             _renew_generator(self.device)
             reason = str(error).partition("\n")[0]
             warnings.warn(

@@ -372,13 +372,14 @@ def test_a_recording_that_fails_leaves_none_and_steps_run_eagerly(simulated, err
     assert len(steps) == graphs.WARMUP + 2 and simulated == ["wait", "side", "end", "wait"]
 
 
-def test_a_recording_that_fails_gives_back_the_stream_and_the_generator(simulated):
+def test_after_a_recording_that_fails_others_have_a_stream_a_pool_and_a_generator(simulated):
     again = graphs.Recorded(lambda: simulated.append("body"), GPU)
     again.runs = graphs.WARMUP
     again.body = lambda: (_ for _ in ()).throw(RuntimeError("not permitted"))
     with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="not permitted"):
         again()
     assert simulated[simulated.index("record") :][:4] == ["record", "end", "own stream", "copy of the generator"]
+    assert graphs._pool.cache_info().currsize == 0
 
 
 def test_cached_modules_are_recorded():
