@@ -1,12 +1,13 @@
 """Callback of Ray Tune that writes the folders of a sweep's trials."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
 from ray import tune
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.tune.experiment import Trial
 
 from rayfl.config import ConfigError
 from rayfl.engine import checkpoints
@@ -46,6 +47,10 @@ class Recorder(tune.Callback):
         """One sentence per trial that failed finally."""
         self.refusal: ConfigError | None = None
         self.confirms = False
+        self.note_snapshot: Callable[[Path], None] = lambda staging: None
+        """Called with the folder of every snapshot before Tune copies it."""
+        self._all: Sequence[Trial] = ()
+        """All trials, of Tune's own list."""
         self.planned = {(row, text_of(point)) for row, points in sweep.points.items() for point in points}
         """Row and point of the search trials in the progress's total."""
         self.counted: set[str] = set()
@@ -82,7 +87,13 @@ class Recorder(tune.Callback):
 
     # callbacks of Tune
 
+    def get_state(self) -> None:
+        # Tune calls this when it has written the other files of a snapshot
+        if self._all:
+            self.note_snapshot(Path(self._all[0].storage.experiment_driver_staging_path))
+
     def on_step_begin(self, iteration: int, trials: list, **info) -> None:
+        self._all = trials
         try:
             require_ray()
         except RuntimeError as error:

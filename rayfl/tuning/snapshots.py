@@ -16,6 +16,7 @@ from rayfl.tuning.following import Following
 TRIALS, FOLLOWING, SEARCHER = "experiment_state-", Following.CKPT_FILE_TMPL.partition("{}")[0], "search_gen_state-"
 """Beginnings of the names of files, before the time of a session's start: the states of the trials, of rayfl's list of
 trials, and of other searchers."""
+TUNER = "tuner.pkl"
 PLACE = "storage"
 """File in a stage's folder: the place of its snapshots, if it is another one."""
 
@@ -44,13 +45,13 @@ def require_place(stage: Path, place: str) -> None:
 def require_whole(place: str) -> None:
     """Raise ConfigError for a snapshot that Tune cannot read, or of which one file is older than the other: Tune would
     start all trials again, or wait forever. Raises what unpickling raises for classes of other versions."""
-    reading = "tuner.pkl"
+    reading = TUNER
     try:
-        cloudpickle.loads(_content(place, reading))
+        cloudpickle.loads(content(place, reading))
         reading = _states(place, TRIALS)[-1]
-        made = {json.loads(trial)["trial_id"] for trial, _ in json.loads(_content(place, reading))["trial_data"]}
+        made = {json.loads(trial)["trial_id"] for trial, _ in json.loads(content(place, reading))["trial_data"]}
         for reading in _states(place, FOLLOWING)[-1:]:
-            if made != set(cloudpickle.loads(_content(place, reading)).get("rows", made)):
+            if made != set(cloudpickle.loads(content(place, reading)).get("rows", made)):
                 raise ValueError("it is not of the same time as the state of the trials")
     except (ImportError, AttributeError):
         raise
@@ -68,7 +69,25 @@ def _states(place: str, kind: str) -> list[str]:
     return sorted(file.base_name for file in found if file.base_name.startswith(kind))
 
 
-def _content(place: str, name: str) -> bytes:
+def clear(place: str) -> None:
+    """Remove what a process left that was killed before its first snapshot of a trial."""
+    files, path = FileSystem.from_uri(place)
+    files.delete_dir_contents(path, missing_dir_ok=True)
+
+
+def is_read(name: str) -> bool:
+    """Return whether Tune reads a file of this name when it resumes."""
+    return name.endswith((".json", ".pkl"))
+
+
+def names(place: str) -> list[str]:
+    """Return the names of all files of a snapshot that Tune reads, besides those of trials."""
+    files, path = FileSystem.from_uri(place)
+    found = files.get_file_info(FileSelector(path, allow_not_found=True))
+    return sorted(file.base_name for file in found if is_read(file.base_name))
+
+
+def content(place: str, name: str) -> bytes:
     files, path = FileSystem.from_uri(place)
     with files.open_input_stream(f"{path}/{name}") as stream:
         return stream.readall()

@@ -207,8 +207,8 @@ class _Stages:
             return
         place = str(path) if self.storage is None else f"{self.storage}/{self.run.id}/{name}"
         snapshots.require_place(path, place)
-        if snapshots.exist(place):
-            trust.require(path, self.run.id)
+        if snapshots.exist(place) and trust.has_begun(path, self.run.id):
+            trust.require(path, self.run.id, place)
             snapshots.fill_gaps(place)
             try:
                 snapshots.require_whole(place)
@@ -219,10 +219,12 @@ class _Stages:
                     "Allowed: --resume with that version, or a new folder"
                 ) from None
         else:
+            snapshots.clear(place)
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)
             snapshots.note_place(path, place)
             tuner = self._tuner(place, space, config)
+        self.recorder.note_snapshot = partial(trust.note, path, self.run.id, place)
         waiting = Timer(PATIENCE_SECONDS, self._note_waiting)
         with _interrupts() as received, _hushed():
             try:

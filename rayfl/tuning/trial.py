@@ -15,6 +15,7 @@ import ray
 from pyarrow.fs import FileSelector, FileSystem
 from ray import tune
 from ray.exceptions import RayError
+from ray.tune.trainable.trainable import _DICT_CHECKPOINT_FILE_NAME
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -223,6 +224,8 @@ class FederatedTrial(tune.Trainable):
         storage = self._storage
         assert storage is not None
         for folder in _newest_first(storage.storage_filesystem, storage.trial_fs_path):
+            if storage.storage_filesystem.get_file_info(f"{folder}/{_DICT_CHECKPOINT_FILE_NAME}").type:
+                continue  # a pickle, which is not rayfl's
             checkpoint = tune.Checkpoint(folder, storage.storage_filesystem)
             with suppress(DamagedCheckpoint):
                 super().restore(checkpoint if result is None else type(result)(checkpoint, result.metrics))

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,39 +20,70 @@ def state(tmp_path, monkeypatch):
     return tmp_path / "state" / "rayfl" / "sweeps"
 
 
+def snapshot(stage, content=b"{}", name="experiment_state-1.json"):
+    """Write a snapshot as Tune does: staged, noted, copied."""
+    staging = stage.parent / "staging"
+    staging.mkdir(exist_ok=True)
+    (staging / name).write_bytes(content)
+    (stage / "tuner.pkl").write_bytes(b"tuner")
+    trust.note(stage, "abc", str(stage), staging)
+    shutil.copyfile(staging / name, stage / name)
+
+
 def test_a_folder_of_ones_own_until_its_stage_is_done(tmp_path, state):
     stage = tmp_path / "sweep" / "tune" / "search"
     trust.make(stage, "abc")
-    trust.require(stage, "abc")
+    assert not trust.has_begun(stage, "abc")
+    snapshot(stage)
+    assert trust.has_begun(stage, "abc")
+    trust.require(stage, "abc", str(stage))
     assert state.stat().st_mode & 0o777 == 0o700
-    # on one disk a folder may be moved
+    # a folder may be moved, and copied
     (tmp_path / "sweep").rename(tmp_path / "moved")
     stage = tmp_path / "moved" / "tune" / "search"
-    trust.require(stage, "abc")
+    trust.require(stage, "abc", str(stage))
     with pytest.raises(ConfigError):
-        trust.require(stage, "another sweep")
+        trust.require(stage, "another sweep", str(stage))
     trust.forget(stage, "abc")
     assert list(state.iterdir()) == []
 
 
-def test_a_copy_is_refused_until_its_owner_says_so(tmp_path):
-    stage, copy = tmp_path / "mine" / "search", tmp_path / "copy" / "search"
+def test_a_kill_between_the_note_and_the_copy_is_no_harm(tmp_path):
+    stage = tmp_path / "search"
     trust.make(stage, "abc")
-    shutil.copytree(stage, copy)
+    for content in (b"1", b"2", b"3"):
+        snapshot(stage, content)
+        (stage / "experiment_state-1.json").write_bytes(content)
+    for content in (b"2", b"3"):
+        (stage / "experiment_state-1.json").write_bytes(content)
+        trust.require(stage, "abc", str(stage))
+
+
+@pytest.mark.parametrize("name", ["experiment_state-1.json", "tuner.pkl", "experiment_state-9.json", "searcher-x.pkl"])
+def test_content_that_was_replaced_is_refused_until_its_owner_says_so(tmp_path, name):
+    """Also in a file of the same inode, as after an archive is unpacked."""
+    stage = tmp_path / "search"
+    trust.make(stage, "abc")
+    snapshot(stage)
+    with (stage / name).open("wb") as file:
+        file.write(b"other")
     with pytest.raises(ConfigError) as error:
-        trust.require(copy, "abc")
+        trust.require(stage, "abc", str(stage))
     said = str(error.value)
-    assert said.startswith(f"{copy}: Ray Tune's snapshots were not made by this user on this disk. Allowed:")
-    Path(said.partition("touch ")[2].partition("`")[0]).touch()
-    trust.require(copy, "abc")
+    assert said.startswith(
+        f"{stage}/{name}: Ray Tune's snapshot was not written by this user, or was changed. Allowed:"
+    )
+    subprocess.run(said.partition("run `")[2].partition("`")[0], shell=True, check=True)
+    trust.require(stage, "abc", str(stage))
 
 
 def test_a_sweep_without_a_place_for_its_notes_goes_on(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    trust.make(tmp_path / "search", "abc")
+    trust.make(stage := tmp_path / "search", "abc")
+    snapshot(stage)
     with pytest.raises(ConfigError):
-        trust.require(tmp_path / "search", "abc")
+        trust.require(stage, "abc", str(stage))
 
 
 class Bomb:
@@ -74,7 +106,7 @@ def test_code_in_somebody_elses_folder_does_not_run(tmp_path):
     for kind in ("experiment_state", "basic-variant-state"):
         (stage / f"{kind}-2026.json").touch()
     given = stages._Stages(plan, run, None, None)  # pyright: ignore
-    with pytest.raises(ConfigError, match="not made by this user on this disk"):
+    with pytest.raises(ConfigError, match="was not written by this user, or was changed"):
         given.listed("search", [])
     assert not hit.exists()
     pickle.loads((stage / "tuner.pkl").read_bytes())
