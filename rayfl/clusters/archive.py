@@ -25,13 +25,13 @@ STAYS = {"checkpoints", "client_states", "tune", "mlflow.json", "lock"}
 
 
 def packed(folder: Path) -> bytes:
-    """Return a run's folder as a zip archive. Raise ConfigError if it is not a run."""
+    """Return a run's folder as a zip archive, without links. Raise ConfigError if it is not a run."""
     RunFolder.open(folder)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder)
-            if path.is_file() and not STAYS & set(name.parts):
+            if path.is_file() and not path.is_symlink() and not STAYS & set(name.parts):
                 file.write(path, str(name))
     return archive.getvalue()
 
@@ -68,9 +68,18 @@ def unpack(archive: bytes, folder: Path, job: str) -> None:
             if RunFolder.open(folder).id != new.id:
                 shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        for name in file.namelist():
+            _require_no_link(folder, Path(name))
         # first, so that an interrupted copy is marked too
         write_json(folder / COPIED, {"job": job})
         file.extractall(folder)
+
+
+def _require_no_link(folder: Path, name: Path) -> None:
+    """Raise ConfigError if a file would be written through a link inside a folder."""
+    for place in (name, *name.parents[:-1]):
+        if (folder / place).is_symlink():
+            raise ConfigError(f"{folder / place}: the copy would be written through this link. Hint: remove it")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ DEEPEST = 50
 MOST_CHARACTERS = 200
 """Maximum length of a value in an error."""
 
+SECRETS = "passw|pwd|token|secret|key|credential|signature|auth"
+"""Parts of the names of parameters in URLs whose values are not shown."""
+
 SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
 """Supported tags of a scalar: no dates, no objects."""
 
@@ -45,8 +48,9 @@ def last(path: str) -> str:
 
 
 def public(text: str) -> str:
-    """Return `text` without the user names and passwords in its URLs."""
-    return re.sub(r"//[^/@\s]+@", "//", text)
+    """Return `text` without the user names and passwords in its URLs, also in their queries."""
+    without_users = re.sub(r"//[^/\s]*@", "//", text)
+    return re.sub(rf"([?&;][^=&;\s]*(?:{SECRETS})[^=&;\s]*=)[^&;#\s'\"]+", r"\1...", without_users, flags=re.IGNORECASE)
 
 
 def joined(path: list[Any]) -> str:

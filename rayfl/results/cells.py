@@ -8,13 +8,31 @@ from typing import Any
 
 from rayfl.results.spread import deviation
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of cells that spreadsheets run as formulas."""
+
 
 def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows([safe(cell) for cell in row] for row in (header, *rows))
     return text.getvalue()
+
+
+def safe(cell: Any) -> Any:
+    """Return a cell of a CSV file; text that a spreadsheet would run as a formula begins with an apostrophe."""
+    if not isinstance(cell, str) or not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def line(cell: str) -> str:
+    """Return a cell on one line."""
+    return " ".join(cell.split())
 
 
 PERCENT, PLAIN = ".2f", ".4g"

@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rayfl.metrics import EPSILONS, IF_ANY, SIMULATED, SMALLEST_GROUP, WASTED, label, named
-from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, human_flops, mean, percent, plain, spread, tex
+from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, human_flops, line, mean, percent, plain, spread, tex
 from rayfl.results.conditions import is_comparable
 from rayfl.results.rows import Record, by_label, capacities, facts_of, finite_mean, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
@@ -49,19 +49,19 @@ class Table:
 
     def markdown(self) -> str:
         rule = ["---"] + ["---:"] * (len(self.header) - 1)
-        escaped = [[cell.replace("|", r"\|") for cell in line] for line in (self.header, *self.rows)]
-        lines = [escaped[0], rule, *self._marked(escaped[1:], MARKDOWN)]
-        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        return table + "".join(f"\n{note}\n" for note in self.notes)
+        escaped = [[line(cell).replace("|", r"\|") for cell in row] for row in (self.header, *self.rows)]
+        rows = [escaped[0], rule, *self._marked(escaped[1:], MARKDOWN)]
+        table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        return table + "".join(f"\n{line(note)}\n" for note in self.notes)
 
     def latex(self) -> str:
         """Return a tabular for the package booktabs; notes become comments above it."""
-        cells = [[tex(cell) for cell in line] for line in (self.header, *self.rows)]
-        lines = [" & ".join(line) + r" \\" for line in (cells[0], *self._marked(cells[1:], LATEX))]
+        cells = [[tex(line(cell)) for cell in row] for row in (self.header, *self.rows)]
+        lines = [" & ".join(row) + r" \\" for row in (cells[0], *self._marked(cells[1:], LATEX))]
         columns = "l" + "r" * (len(self.header) - 1)
         return "\n".join(
             [
-                *(f"% {note}" for note in self.notes),
+                *(f"% {line(note)}" for note in self.notes),
                 rf"\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
                 lines[0],

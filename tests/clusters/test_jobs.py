@@ -398,6 +398,22 @@ def test_a_copy_is_made_again_and_another_run_takes_its_place(tmp_path):
     assert not (here / "report.html").exists()
 
 
+def test_copies_neither_follow_links_nor_write_through_them(tmp_path):
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "secret").write_text("secret")
+    a_run(tmp_path / "there")
+    (tmp_path / "there" / "results.md").symlink_to(outside / "secret")
+    found = archive.packed(tmp_path / "there")
+    assert b"results.md" not in found
+    for link, target in (("plots", outside), ("results.csv", outside / "secret")):
+        (here := tmp_path / f"{link}-here").mkdir()
+        (here / link).symlink_to(target)
+        said = message(archive.unpack, found, here, "job-1")
+        assert said == f"{here / link}: the copy would be written through this link. Hint: remove it"
+        assert list(here.iterdir()) == [here / link]
+    assert [file.name for file in outside.iterdir()] == ["secret"] and (outside / "secret").read_text() == "secret"
+
+
 def test_a_run_of_this_machine_is_not_written_over(tmp_path):
     a_run(tmp_path / "small")
     assert message(archive.require_copy, tmp_path / "small").startswith(

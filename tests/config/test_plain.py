@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rayfl.config import plain
-from rayfl.config.plain import DEEPEST, LARGEST_TEXT, MOST_VALUES, read_yaml, shown, write_yaml
+from rayfl.config.plain import DEEPEST, LARGEST_TEXT, MOST_VALUES, public, read_yaml, shown, write_yaml
 
 
 def message(text: str | bytes) -> str:
@@ -201,6 +201,20 @@ def test_the_reader_without_libyaml(monkeypatch):
     monkeypatch.setattr(plain, "_Loader", Pure)
     assert read_yaml(text) == {"a": expected, "d": expected}
     assert message("a: [1\n") == "not valid YAML: line 2, column 1: expected ',' or ']', but got '<stream end>'"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown_as"),
+    [
+        ("http://bob:p@ss@host:5000/a", "http://host:5000/a"),
+        ("at http://bob@host, not a@b", "at http://host, not a@b"),
+        ("http://host/a@b?x=1", "http://host/a@b?x=1"),
+        ("http://host?password=a%20b&x=1&api_TOKEN=c", "http://host?password=...&x=1&api_TOKEN=..."),
+        ("--tracking-uri='http://h/?token=abc' --set a=1", "--tracking-uri='http://h/?token=...' --set a=1"),
+    ],
+)
+def test_passwords_in_urls_are_not_shown(text, shown_as):
+    assert public(text) == shown_as
 
 
 def test_long_values_are_shown_by_their_start():

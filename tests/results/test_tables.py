@@ -10,6 +10,7 @@ from rich.console import Console
 from rows import FACTS, PERSONAL, folder, line
 
 from rayfl.results import cells, tables
+from rayfl.results.cells import as_csv
 from rayfl.results.folder import records
 from rayfl.results.pareto import Offer, candidates, front, offers, pareto_front, write_pareto
 from rayfl.results.rows import best_trials, by_label, capacities, judge_of, judged, titles_of
@@ -127,6 +128,8 @@ def test_table_as_markdown():
         "| spafl | 1 | failed | – | – | – | – | – | – | – |\n"
     )
     assert table([record("a|b", 0, 0.5)]).markdown().splitlines()[2].startswith(r"| a\|b | 1 | 50.00 |")
+    assert table([record("a\nb", 0, 0.5)]).markdown().splitlines()[2].startswith("| a b | 1 | 50.00 |")
+    assert "\na b & 1 & " in table([record("a\nb", 0, 0.5)]).latex()
 
 
 def test_personal_networks_have_dashes_for_server_scores():
@@ -328,6 +331,12 @@ def test_epsilon_is_a_column_where_a_row_has_one():
         "private": ["5.7", "–"],
     }
     assert "epsilon" in results_csv(rows).partition("\n")[0] and "epsilon" not in table(rows[1:2]).header
+
+
+def test_a_csv_file_has_no_formulas():
+    given = ["=HYPERLINK(1)", "+1+2", "-1-2", "@A1", "\tx", "-2.5", "+3", "-inf", "a=1", -2.5, None, "–"]
+    [row] = csv.reader(io.StringIO(as_csv(given, [])))
+    assert row == ["'=HYPERLINK(1)", "'+1+2", "'-1-2", "'@A1", "'\tx", *map(str, given[5:10]), "", "–"]
 
 
 def test_csv_has_exactly_the_named_columns():
