@@ -45,14 +45,15 @@ class Passes:
         _here.passes = self._outer
 
     def _listen(self) -> None:
-        self._handle = register_module_forward_hook(self._add, with_kwargs=True)
+        # with_kwargs would leave an entry in torch's tables for every handle
+        self._handle = register_module_forward_hook(self._add)
 
     def _pause(self) -> None:
         if self._handle is not None:
             self._handle.remove()
         self._handle = None
 
-    def _add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> None:
+    def _add(self, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         # hooks of all modules are those of all threads
         if threading.get_ident() != self._thread or not operations.is_counted(module):
             return
@@ -61,7 +62,8 @@ class Passes:
         passes = 1
         if output.requires_grad:
             passes = 2 + any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-        x = args[0] if args else next(iter(kwargs.values()))
+        # only transposed convolutions need their input, which a call by keyword hides
+        x = inputs[0] if inputs else output
         self.flops += 2.0 * operations.multiply_adds(module, x, output) * passes
 
     @contextmanager
