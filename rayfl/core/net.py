@@ -235,6 +235,13 @@ def cached_module(net: Net, device: torch.device) -> nn.Module:
     return module
 
 
+def as_built(module: nn.Module) -> nn.Module:
+    """Return the cached module in training mode and without statistics, as in a new process. Otherwise a method that
+    does not set them would see those of the process's last job, such as an evaluation."""
+    norms.load(module.train(), {})
+    return module
+
+
 _nets: WeakKeyDictionary[nn.Module, Net] = WeakKeyDictionary()
 
 

@@ -172,6 +172,30 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
+ALIGNED = 64
+"""Bytes of a cache line. Tensors that torch allocates begin at a multiple, those of a message anywhere."""
+
+
+@torch.no_grad()
+def laid_out(tensors: Tensors) -> dict[str, Any]:
+    """Return nested tensors in one layout, whether they are views of a state or of a message: contiguous, small ones in
+    one buffer per dtype. Results of kernels can depend on strides and alignment. Read only: large tensors are not
+    copied if they are contiguous and aligned."""
+    flat = dict(places(tensors))
+    small: dict[tuple[torch.dtype, torch.device], dict[str, torch.Tensor]] = {}
+    for path, t in flat.items():
+        if t is None:
+            continue
+        if t.nbytes < LARGE:
+            small.setdefault((t.dtype, t.device), {})[path] = t
+        elif not t.is_contiguous() or t.data_ptr() % ALIGNED:
+            flat[path] = t.clone(memory_format=torch.contiguous_format)
+    for some in small.values():
+        joined = torch.cat([t.reshape(-1) for t in some.values()])
+        flat |= zip(some, split_as(joined, list(some.values())), strict=True)
+    return nest(flat)
+
+
 @torch.no_grad()
 def as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return tensors of one dtype as one vector [n]; they become views of it. Adjacent tensors are not copied."""

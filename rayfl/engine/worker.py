@@ -13,9 +13,9 @@ from torch import nn
 
 from rayfl.core import norms
 from rayfl.core.fold import ClientState, PairwiseSum, Update, sum_of_updates
-from rayfl.core.net import cached_module, load
+from rayfl.core.net import as_built, cached_module, load
 from rayfl.core.seeds import stream, torch_generator
-from rayfl.core.tensors import Params, as_tensor, nbytes, norm
+from rayfl.core.tensors import Params, as_tensor, laid_out, nbytes, norm
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.samples import ClientData
@@ -62,6 +62,7 @@ class Worker:
 
     def train(self, broadcast: Broadcast, job: Train) -> Trained:
         """Return the sum of the local updates of a chunk of clients with one selection."""
+        broadcast = replace(broadcast, payload=laid_out(broadcast.payload))
         updates, metrics = sum_of_updates(), PairwiseSum(plus)
         client_states, losses, refused, before = {}, {}, [], norm([broadcast.payload])
         payload = prints(broadcast.payload)
@@ -85,11 +86,12 @@ class Worker:
         """Return a client's update (None if refused), its metrics and the reason of a refusal. `before`: norm of the
         payload."""
         # the method never sees the residual of the transforms
-        own = {group: t for group, t in (client_state or {}).items() if group != RESIDUAL} or None
+        own = laid_out({group: t for group, t in (client_state or {}).items() if group != RESIDUAL}) or None
         before = max(before, norm([own or {}]))
         data = self._rows("train", self.federation.train[client.id])
         seed = stream(self.recipe.seed, "local", client.round, client.id)
         visit = Visit(client, broadcast.selection, data, own, seed, self.public)
+        as_built(cached_module(broadcast.selection.net, self.device))
         with precise(self.method.task.training, self.device), Passes() as passes:
             update = self.verbs.local_update(broadcast.payload, visit)
         spent, updates = _cost(broadcast, update, passes.flops), self.recipe.updates
@@ -119,9 +121,12 @@ class Worker:
 
     def refine(self, server_task: ServerTask, job: Refine) -> ServerTaskResult:
         """Run a server task."""
+        server_task = replace(server_task, payload=laid_out(server_task.payload))
+        as_built(cached_module(server_task.net, self.device))
         seed = stream(self.recipe.seed, "refine", job.round)
         data = {id: self._rows("train", self.federation.train[id]) for id in server_task.clients}
-        context = ServerTaskContext(job.round, seed, self.public, self.validation, data, job.client_states)
+        states = {id: laid_out(state) for id, state in job.client_states.items()}
+        context = ServerTaskContext(job.round, seed, self.public, self.validation, data, states)
         with precise(self.method.task.training, self.device), Passes() as passes:
             result = self.verbs.refine(server_task, context)
         if passes.flops:
