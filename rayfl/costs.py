@@ -105,6 +105,11 @@ def width_for(net: Net, capacity: float, metric: Metric = "width") -> float:
     cost = cost_of(metric)
     whole = Net(net.model, exits=net.model.exit_count if net.exits else 0)
     sizes = {axis.size for axis in whole.layout.axes.values()}
+    if not sizes:
+        raise ConfigError(
+            f"model: {net.model.name} has nothing to cut, so it has no network of capacity {capacity:g} by {metric}. "
+            "Allowed: a model whose layers have axes to cut, or clients.capacities: [1]"
+        )
     # with rounding down, a layer has no channels below 1 / K
     least = 1 / min(sizes) if net.rounding == "down" else 0.0
     widths = sorted({j / size for size in sizes for j in range(1, size + 1) if j / size >= least})

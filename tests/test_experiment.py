@@ -2,17 +2,17 @@
 
 import pickle
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
-from helpers import Pruned, message, simulate, tiny
+from helpers import OfPoints, Points, Pruned, message, simulate, tiny
 from torch import nn
 
 import rayfl
 from rayfl.config import ConfigError, differences
-from rayfl.core.axes import Axis, conv, declare, linear
+from rayfl.core.axes import CLASSES, Axis, conv, declare, linear
 from rayfl.data import DATASETS, InMemory
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.methods import METHODS
@@ -556,3 +556,52 @@ def test_outputs_of_tables_are_checked_too():
     data = InMemory(x, y, target="numbers")
     with pytest.raises(ConfigError, match=r"OneNumber returns torch.float32 of shape \[1\] for one sample. Allowed: "):
         Experiment(data=data, model=OneNumber(), partition="iid", clients={"count": 2, "cohort": 2}, rounds=1)
+
+
+# networks that are equal
+
+
+class Uncut(OfPoints):
+    """Has no axis to cut."""
+
+    name: Literal["uncut"] = "uncut"
+
+    def build(self, net):
+        layer = torch.nn.Linear(3, self.classes)
+        classes = Axis.fixed(CLASSES, self.classes)
+        return torch.nn.Sequential(declare(layer, weight=(classes, None), bias=(classes,)))
+
+
+def uncut(method, **clients):
+    clients = {"count": 3, "cohort": 3, "capacities": [1, 0.5, 0.25]} | clients
+    return tiny(method=method, model=Uncut(), data=Points(), partition="iid", clients=clients)
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fjord", "standalone", "fedproto", {"name": "fedavg", "size": "own"}])
+def test_methods_that_cut_need_something_to_cut(method):
+    name = method if isinstance(method, str) else method["name"]
+    with pytest.raises(
+        ConfigError,
+        match="test: model: uncut has nothing to cut, so the networks of capacities 1, 0.5, 0.25 are equal. Allowed "
+        f"with method {name}: a model whose layers have axes to cut, or ",
+    ):
+        uncut(method)
+    assert uncut(method, capacities=[1]).notes == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fiarse"])
+def test_a_note_names_the_model_that_has_nothing_to_cut(method):
+    assert uncut(method).notes == [
+        "clients.capacities: 1, 0.5, 0.25 have equal networks of model uncut, which has nothing to cut"
+    ]
+    with pytest.raises(ConfigError, match="uncut has nothing to cut, so it has no network of capacity 0.5 by params"):
+        _ = uncut(method, metric="params").notes
+
+
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fiarse"])
+def test_capacities_with_equal_networks_are_noted(method):
+    found = tiny(method=method, clients={"capacities": [1, 0.999, 0.5]}).notes
+    assert "clients.capacities: 1, 0.999 have equal networks of model digits_cnn" in found
+    assert not [
+        note for note in tiny(method=method, clients={"capacities": [1, 0.5]}).notes if "equal networks" in note
+    ]

@@ -1,5 +1,6 @@
 """Checks across the sections of an experiment."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from rayfl.core.net import Net, check_axes
 from rayfl.data.goal import Goal, NextToken
 from rayfl.data.scores import SCORES_KIND
 from rayfl.methods.base import Method
+from rayfl.metrics import label
 from rayfl.models.base import ImageModel, Model, TokenModel
 from rayfl.system import System
 from rayfl.training.privacy import ALLOWED, Privacy
@@ -32,6 +34,7 @@ def check(experiment: "Experiment") -> None:
                 f"data set {experiment.data.name} are {goal.targets}. Allowed: a data set of classes, or another "
                 "method such as heterofl"
             )
+        _check_cut(experiment, method)
         method.check(experiment.rounds, experiment.clients)
         _check_products(experiment, method)
         _check_exact(experiment, method)
@@ -86,6 +89,28 @@ def check(experiment: "Experiment") -> None:
             )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def equal_capacities(nets: Mapping[float, Net]) -> list[list[float]]:
+    """Return the groups of capacities, largest first, whose networks should differ, and have equal tensors."""
+    groups: dict[Any, list[float]] = {}
+    for capacity in sorted(nets, reverse=True):
+        groups.setdefault(tuple(nets[capacity].layout.shapes.items()), []).append(capacity)
+    return [group for group in groups.values() if len({nets[capacity] for capacity in group}) > 1]
+
+
+def _check_cut(experiment: "Experiment", method: Method) -> None:
+    """Raise a ValueError if clients of different capacities are meant to train networks of different sizes, and the
+    model has nothing to cut."""
+    nets = method.task.nets
+    if equal_capacities(nets) != [sorted(nets, reverse=True)] or nets[max(nets)].layout.axes:
+        return
+    raise ValueError(
+        f"model: {experiment.model.name} has nothing to cut, so the networks of capacities "
+        f"{', '.join(map(label, nets))} are equal. Allowed with method {method.name}: a model whose layers have axes "
+        'to cut, or clients.capacities: [1]. Hint: net.axis("hidden", 64) and rayfl.declare(layer, weight=(hidden, '
+        "None)) in `build`"
+    )
 
 
 def _check_products(experiment: "Experiment", method: Method) -> None:

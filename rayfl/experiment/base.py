@@ -187,14 +187,31 @@ class Experiment(Config):
         """Warnings about a valid experiment, reported before its first round."""
         by_device = self.system is not None and self.system.gives_capacities
         of_capacities = [] if by_device else self.clients.capacity_notes
-        return [*self.clients.notes, *of_capacities, *self._ignored_capacities, *self._ignored_layers]
+        return [
+            *self.clients.notes,
+            *of_capacities,
+            *self._equal_capacities,
+            *self._ignored_capacities,
+            *self._ignored_layers,
+        ]
+
+    @property
+    def _equal_capacities(self) -> list[str]:
+        """A note on capacities whose networks are equal, by which no method can tell them apart."""
+        own, trained = self.task.nets, self.bound().task.nets
+        groups = agreement.equal_capacities(trained if len(set(trained.values())) > 1 else own)
+        reason = "" if own[max(own)].layout.axes else ", which has nothing to cut"
+        return [
+            f"clients.capacities: {', '.join(map(label, group))} have equal networks of model {self.model.name}{reason}"
+            for group in groups
+        ]
 
     @property
     def _ignored_capacities(self) -> list[str]:
         method = self.bound()
         own, trained = self.task.nets, method.task.nets
         least, most = min(own), max(own)
-        if own[least] == own[most] or trained[least] != own[most]:
+        if own[least].layout.shapes == own[most].layout.shapes or trained[least] != own[most]:
             return []
         state = method.init()
         narrow, wide = (method.select(state, Client(0, capacity, 0)) for capacity in (least, most))
