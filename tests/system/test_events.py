@@ -18,7 +18,7 @@ CLASSES = [
 ]
 WORK = {1.0: Work(flops=2e9, bytes_down=3e6, bytes_up=2e6, fixed_flops=1e9)}
 COUNT, COHORT, ROUNDS, POLL = 20, 6, 25, 600.0
-AVAILABILITIES = ["always", {"name": "onoff", "on_s": 40, "off_s": 60}, {"name": "bernoulli", "p": 0.7, "slot_s": 9}]
+AVAILABILITIES = ["always", {"name": "onoff", "on_s": 250, "off_s": 350}, {"name": "bernoulli", "p": 0.7, "slot_s": 9}]
 
 
 class Visit:
