@@ -28,5 +28,6 @@ def experiment(workload: Workload, actors: int) -> rayfl.Experiment:
         training={"epochs": workload.epochs, "batch_size": workload.batch, "lr": LR},
         method="fedavg" if workload.widths == (1.0,) else heterofl,
         evaluation={"every": 10**6, "holdout": 0.0, "clients": False},
-        run={"actors": actors},
+        # on CPUs, as the peers
+        run={"actors": actors, "gpus": 0},
     )
