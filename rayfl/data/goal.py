@@ -174,6 +174,9 @@ class Numbers(Goal):
 class _Units(Constants):
     """Outputs [B, K] -> numbers in the units of the targets."""
 
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(self, numbers: Numbers):
         super().__init__((-1,), mean=numbers.mean, std=numbers.std)
 

@@ -87,6 +87,9 @@ class Images(Prepare):
 class _Normalised(Constants):
     """Images [B, C, H, W] as stored -> network inputs."""
 
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(self, images: Images):
         super().__init__((-1, 1, 1), mean=images.mean, std=images.std)
         self.scale, self.size = images.scale, images.size

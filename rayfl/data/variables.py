@@ -93,6 +93,10 @@ class Variables(Prepare):
 class _Standardised(Constants):
     """Tables [B, F] or series [B, C, T] as stored, with NaN for missing numbers -> network inputs."""
 
+    fill: torch.Tensor
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(self, variables: Variables):
         super().__init__((-1, 1), fill=variables.fill, mean=variables.mean, std=variables.std)
         self.variables = variables

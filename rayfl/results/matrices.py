@@ -1,6 +1,7 @@
 """Matrices of scores (`Score.matrix`), such as confusion matrices, of the last evaluation of runs."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ TICKS = 20
 
 def last_matrices(lines: Sequence[Line]) -> dict[str, dict[float, np.ndarray]]:
     """Return score -> capacity -> matrix of the last evaluation."""
-    found: Mapping[str, Mapping[str, list]] = next((line.get(MATRICES, {}) for line in evaluated(lines)[::-1]), {})
+    found: Mapping[str, Mapping[str, list[Any]]] = next((line.get(MATRICES, {}) for line in evaluated(lines)[::-1]), {})
     return {score: {float(c): np.array(m) for c, m in matrices.items()} for score, matrices in found.items()}
 
 
