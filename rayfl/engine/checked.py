@@ -17,7 +17,7 @@ from rayfl.config.failures import named
 from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.joined import parameters_of
 from rayfl.core.net import cached_module
-from rayfl.core.submodel import Selection
+from rayfl.core.submodel import Selection, Slice
 from rayfl.core.tensors import SEPARATOR, leaves, norm
 from rayfl.methods.base import (
     Client,
@@ -254,6 +254,14 @@ def _update(update: Any, payload: Payload, visit: Visit, sends_products: bool) -
                     _same(f"{group}/{name}", t, payload[group][name])
                 elif group == "params" and name not in known:
                     raise Problem(f"{group}/{name} is not a tensor of the network. {nearest(name, payload[group])}")
+    if isinstance(visit.selection, Slice):
+        cut = visit.selection.whole_layout.dims
+        for group, params in update.sums.items():
+            if foreign := [name for name in params if name not in cut]:
+                raise Problem(
+                    f"sums: {group}/{foreign[0]} is not a tensor of the network, so the selection does not cut it. "
+                    "Allowed: tensors of the network. Hint: `whole`, for all others"
+                )
     if not (isinstance(update.weight, int | float) and 0 < update.weight < math.inf):
         raise Problem(f"the weight is {shown(update.weight)}. Allowed: a finite number above 0")
     _metrics(update.metrics)

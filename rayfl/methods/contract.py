@@ -35,6 +35,9 @@ class Contract:
     """True if a client that does not train returns exactly what it received; False if updates are random."""
     plain: Mapping[str, Any] = field(default_factory=dict)
     """Options with which `step` only averages, and a client receives exactly one network."""
+    averages: bool = True
+    """False if `step` does more than average the group `answers` with all options, e.g. because it also reads other
+    groups of the updates."""
     fedavg: Mapping[str, Any] | None = field(default_factory=dict)
     """Options that make the method equal FedAvg with uniform weights, bit for bit, if all clients have the largest
     capacity; None: none do."""

@@ -8,9 +8,15 @@ To test your own package, subclass one, with pytest:
         method = {"name": "my_package.heads:PersonalHead"}
 
 Use `DenseContract` for a method that extends `rayfl.Dense`, and `NetworksContract` if clients run different networks.
-Each class documents its further attributes. To see the values in a failed assertion, add
-`pytest.register_assert_rewrite("rayfl.testing")` to your conftest.py.
+Each class documents its further attributes. Properties in which a method may differ are its `contract`
+(`rayfl.methods.contract.Contract`). pytest shows the values of a failed assertion.
 """
+
+import sys
+
+if "pytest" in sys.modules:
+    # before the modules below are imported
+    sys.modules["pytest"].register_assert_rewrite("rayfl.testing")
 
 from rayfl.testing.data import DataContract as DataContract
 from rayfl.testing.data import PartitionContract as PartitionContract

@@ -45,7 +45,11 @@ class DenseContract(MethodContract):
         for selection, client in holders(simulation):
             expected += self.costs(simulation, selection, client)
         line = simulation.train()
-        assert {name: line[name] for name in expected} == dict(expected)
+        found = {name: line[name] for name in expected}
+        assert found == dict(expected), (
+            f"a round counts {found}, and its clients' networks cost {dict(expected)}. A method's `contract` declares "
+            "how many numbers a client receives and sends (`traffic`)"
+        )
 
     def costs(self, simulation: Simulation, selection: Slice, client: Client) -> Counter:
         """Return a client's costs per round, computed from its network."""
@@ -56,7 +60,11 @@ class DenseContract(MethodContract):
         payload = method.extract(simulation.state, selection)
         sent = {n: t.shape for group in payload.values() for n, t in group.items()}
         extra = sum(math.prod(sent.pop(n)) for n in list(sent) if n in statistics)
-        assert sent.items() <= shapes.items()
+        foreign = {name: tuple(shape) for name, shape in sent.items() if shapes.get(name) != shape}
+        assert not foreign, (
+            f"the payload has tensors that are not of the client's network: {foreign}. Use `MethodContract`, which "
+            "does not count them"
+        )
         given = payload["params"] | payload.get(method.own(net), {})
         held = selection.part_layout.dims.keys() - statistics.keys()
         assert {n: t.shape for n, t in given.items() if n in shapes} == {n: shapes[n] for n in held}

@@ -275,6 +275,8 @@ class MethodContract(MethodPromises):
         holders, or over all clients, where missing values count as 0."""
         if self.contract.over == "products":
             raise SkipTest("the factors of the mean are not unique")
+        if not self.contract.averages:
+            raise SkipTest("the step does more than average")
         method = self.experiment(model, self.contract.plain).bound()
         state = method.init()
         selections = [method.select(state, Client(k, c, 5)) for k, c in enumerate(CAPACITIES)]
@@ -283,7 +285,13 @@ class MethodContract(MethodPromises):
             for k, selection in enumerate(selections)
         ]
         updates = [Update({self.contract.answers: answer}, k + 1.0) for k, answer in enumerate(answers)]
-        new = self.shared(method.step(state, 5, folded(state, *zip(selections, updates, strict=True))))
+        mean, answered = self.contract.mean, self.contract.answers
+        of = f"`step` of updates with the group {answered!r} alone, whose mean is the state's group {mean!r}"
+        declared = "A method's `contract` declares other groups (`mean`, `answers`, `over`), or `averages=False`"
+        try:
+            new = self.shared(method.step(state, 5, folded(state, *zip(selections, updates, strict=True))))
+        except KeyError as error:
+            raise AssertionError(f"{of}: it needs {error}. {declared}") from error
         covers = [selection.cover(self.shared(state)) for selection in selections]
         for name, old in self.shared(state).items():
             held = torch.stack([cover[name].bool() for cover in covers])
@@ -291,7 +299,9 @@ class MethodContract(MethodPromises):
             total = (held * weights * weights / 4).sum(0)
             unheld, divisor = (old, (held * weights).sum(0)) if self.contract.over == "holders" else (old * 0, 6)
             expected = torch.where(held.any(0), total / divisor, unheld)
-            torch.testing.assert_close(new[name], expected, rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                new[name], expected, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{of}: {name}: {text}\n{declared}"
+            )
             assert torch.equal(new[name][~held.any(0)], unheld[~held.any(0)]), f"{name}: values without holders changed"
 
     # a round
@@ -329,9 +339,12 @@ class MethodContract(MethodPromises):
         simulation = simulate(experiment, tmp_path)
         before = {name: t.clone() for name, t in leaves(simulation.state)}
         simulation.train()
+        said = "of the state changes, although no client trained. A method's `contract` declares `exact=False`"
         for name, t in leaves(simulation.state):
             if t.is_floating_point():
-                torch.testing.assert_close(t, before[name], rtol=1e-6, atol=1e-7)
+                torch.testing.assert_close(
+                    t, before[name], rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name} {said}\n{text}"
+                )
 
     def test_at_full_capacity_it_is_fedavg(self, plain_model: Any, tmp_path: Path) -> None:
         """Bit for bit, with equal losses and weights, and one exit."""
@@ -346,7 +359,11 @@ class MethodContract(MethodPromises):
             simulation.train()
             simulation.round += 1
             found = simulation.method.deploy(simulation.state, simulation.round, 1.0).params
-            assert_same({name: found[name] for name in reference}, reference)
+            differs = [name for name in reference if not torch.equal(found[name], reference[name])]
+            assert not differs, (
+                f"after round {simulation.round}, {', '.join(differs[:3])} differ from FedAvg's. A method's `contract` "
+                "declares options that make them equal (`fedavg`, for `fedavg_rounds`), or `fedavg=None`"
+            )
 
 
 # helpers

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from helpers import OfPoints, PersonalHead, Points
+from helpers import OfPoints, PersonalHead, Points, run, simulate, tiny
 from torch import nn
 
 from rayfl.config import ConfigError
@@ -23,6 +23,7 @@ from rayfl.core.tensors import copied
 from rayfl.data.partition.iid import IID
 from rayfl.data.scores import Accuracy
 from rayfl.data.synthetic import Synthetic
+from rayfl.engine.checked import MethodFailed
 from rayfl.listeners import Listener, tell, tell_past
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
@@ -137,6 +138,21 @@ class Wasteful(Dense):
         return self.trained({"params": payload["params"]}, visit)
 
 
+class Normalised(Dense):
+    """Clients send a group of their own, as in FedNova."""
+
+    sums: bool = False
+
+    def local_update(self, payload, visit):
+        update = self.trained(payload, visit)
+        (update.sums if self.sums else update.whole)["tau"] = {"tau": torch.tensor(2.0 * update.weight)}
+        return update
+
+    def step(self, state, round, fold):
+        steps = fold.mean("tau")["tau"] / 2
+        return {"params": {name: t * steps for name, t in fold.mean("params").items()}}
+
+
 class Misjudged(Dense):
     judged_on: ClassVar = "client_validation"
 
@@ -182,13 +198,19 @@ ON_DIGITS = ("digits_cnn",)
         (Forgetful, Dense, "test_the_mean_is_over_holders", ON_DIGITS, "not close"),
         (Unweighted, Dense, "test_clients_that_train_nothing_change_nothing", (), "not close"),
         (Careless, Dense, "test_verbs_are_pure_and_travel_by_pickle", (), "a step changes the previous state"),
-        (Wasteful, Dense, "test_a_round_counts_the_costs_of_narrow_networks", ON_DIGITS, None),
+        (Normalised, Dense, "test_the_mean_is_over_holders", ON_DIGITS, "it needs 'tau'. A method's `contract` decl"),
+        (Wasteful, Dense, "test_a_round_counts_the_costs_of_narrow_networks", ON_DIGITS, "not of the client's network"),
         (Misjudged, Dense, "test_a_round_changes_what_its_clients_hold", ON_DIGITS, "no line has local_validation_acc"),
         (Undeployed, PersonalHead, "test_a_round_changes_what_its_clients_hold", ON_DIGITS, "has no group 'own'"),
     ],
 )
 def test_a_method_that_breaks_a_promise(method, right, test, arguments, said, tmp_path):
     fails(DenseContract, test, tmp_path, {"method": method()}, {"method": right()}, said, *arguments)
+
+
+def test_a_group_of_its_own_is_sent_whole(tmp_path):
+    with pytest.raises(MethodFailed, match="sums: tau/tau is not a tensor of the network, .* Hint: `whole`"):
+        run(simulate(tiny(method=Normalised(sums=True)), tmp_path))
 
 
 def test_a_suite_says_which_methods_are_its_own():
