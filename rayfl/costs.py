@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ Metric = Literal["width", "params", "flops"]
 
 BYTES = 4
 """Bytes per parameter (float32)."""
+PROCESS_GB = 0.35
+"""Private memory of a process that has imported torch and rayfl."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,13 @@ def training_mb(net: Net, batch_size: int, moments: int) -> float:
     parameters, and the activations of a batch."""
     own = net.parameters * (2 + moments) + int(net.model.parts(net).get("frozen", 0))
     return space_mb(own + batch_size * net.activations)
+
+
+def actor_gb(nets: Iterable[Net], batch_size: int, moments: int) -> float:
+    """Return an estimate of the memory of a process that trains one of these networks at a time, in GB: PyTorch itself,
+    and twice the memory for training the largest."""
+    largest = max(training_mb(net, batch_size, moments) for net in nets)
+    return PROCESS_GB + 2 * largest * 2**20 / 1e9
 
 
 def space_mb(parameters: int) -> float:

@@ -69,7 +69,6 @@ def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work
         simulation = _after_two_rounds(small, arrays, make, folder)
         visited = [_visits(simulation, _executor(small, simulation, arrays, n), clients.cohort) for n in LENGTHS]
         larger = {capacity: _larger(simulation, capacity) for capacity in visited[0]}
-    moments = 2 if training.optimizer != "sgd" else int(training.momentum > 0)
     nets = experiment.bound().task.nets
     found = {}
     for capacity, one in visited[0].items():
@@ -80,7 +79,7 @@ def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work
         flops, fixed = flops * work, fixed * work
         if (expected := simulation.method.expected_flops(capacity)) is not None:
             flops, fixed = expected, 0.0
-        memory = costs.training_mb(nets[capacity], training.batch_size, moments)
+        memory = costs.training_mb(nets[capacity], training.batch_size, training.moments)
         found[capacity] = Work(flops, one["bytes_down"] * size, one["bytes_up"] * size, memory, fixed)
     return found
 

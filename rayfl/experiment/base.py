@@ -68,6 +68,10 @@ class Resources(Config):
     PyTorch find GPUs, or equal parts of them for a given number of `actors`; otherwise 0. A serial run uses one GPU."""
     server_cpus: float = Field(default=0.0, ge=0)
     """CPUs reserved for the server actor. It mostly works while clients wait, so 0 is suitable for small machines."""
+    memory: Annotated[float, Field(gt=0, le=10**6)] | Literal["auto"] = "auto"
+    """GB that Ray reserves per client actor, so that a node gets no more actors than its memory allows. auto: an
+    estimate, which limits actors: auto, and is reserved where all actors have room for it (`rayfl describe` shows
+    it)."""
     threads: int = Field(default=1, ge=1, le=1024)
     """Torch threads per client actor. The number changes the last bits of results."""
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"

@@ -50,6 +50,11 @@ def describe(
     experiment = experiment.model_copy(update={"model": experiment.model.blank})
     method = experiment.bound()
     state, traffic_of = method.init(), sent(experiment, notify)
+    training = experiment.training
+    gb = costs.actor_gb(method.task.nets.values(), training.batch_size, training.moments)
+    notify(
+        f"Memory of a client actor: about {gb:.2g} GB, with batches of {training.batch_size} samples (run.memory: auto)"
+    )
     return [
         _record(method, state, capacity, convention, coverage) | traffic_of[capacity] for capacity in method.task.nets
     ]

@@ -71,6 +71,11 @@ class Training(Config):
         return self
 
     @property
+    def moments(self) -> int:
+        """Number of tensors that the optimizer keeps per parameter."""
+        return 2 if self.optimizer != "sgd" else int(self.momentum > 0)
+
+    @property
     def moves_at_rest(self) -> bool:
         """True if a step can change a parameter with zero gradient."""
         return bool(self.momentum or self.weight_decay or self.optimizer != "sgd")

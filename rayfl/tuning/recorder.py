@@ -12,6 +12,7 @@ from ray.tune.experiment import Trial
 from rayfl.config import ConfigError
 from rayfl.engine import checkpoints
 from rayfl.engine.on_ray.cluster import require_ray
+from rayfl.engine.on_ray.memory import KILLED, by_ray
 from rayfl.engine.on_ray.pool import ANSI
 from rayfl.engine.termination import reason
 from rayfl.results.console import SweepProgress
@@ -51,6 +52,8 @@ class Recorder(tune.Callback):
         """Called with the folder of every snapshot before Tune copies it."""
         self._all: Sequence[Trial] = ()
         """All trials, of Tune's own list."""
+        self.is_memory_said = False
+        """True once a note has said which processes held how much memory."""
         self.planned = {(row, text_of(point)) for row, points in sweep.points.items() for point in points}
         """Row and point of the search trials in the progress's total."""
         self.counted: set[str] = set()
@@ -145,7 +148,7 @@ class Recorder(tune.Callback):
 
     def on_trial_recover(self, iteration: int, trials: list, trial, **info) -> None:
         self._refuse(trial)
-        self.progress.note(f"{self._what(trial)}: {_reason(trial)}. Restarting from its last checkpoint")
+        self.progress.note(f"{self._what(trial)}: {self._news(trial)}. Restarting from its last checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list, trial, **info) -> None:
         self._refuse(trial)
@@ -154,7 +157,7 @@ class Recorder(tune.Callback):
             self.failures.append(
                 f"{self._what(trial)}: {_reason(trial)}. See {record.path / 'run.json'} for the full error"
             )
-        self.progress.note(f"{self._what(trial)} failed: {_reason(trial)}")
+        self.progress.note(f"{self._what(trial)} failed: {self._news(trial)}")
         self._end(trial, "failed", _text(trial))
 
     # records
@@ -219,6 +222,14 @@ class Recorder(tune.Callback):
         row, seed, point = trial_of(trial.config)
         return called(row, point, seed)
 
+    def _news(self, trial) -> str:
+        """Return the sentence of a trial's error; of lack of memory, the numbers and the hint once per sweep."""
+        reason = _reason(trial)
+        if KILLED not in reason:
+            return reason
+        said, self.is_memory_said = self.is_memory_said, True
+        return f"it was killed {KILLED} again" if said else reason
+
     def _refuse(self, trial) -> None:
         """Raise the trial's error if it is a ConfigError."""
         if isinstance(error := _cause(trial), ConfigError) and not self._is_wider(self._opened(trial)):
@@ -250,7 +261,9 @@ def _text(trial) -> str:
 
 def _reason(trial) -> str:
     """Return the sentence of a trial's error."""
-    if isinstance(cause := _cause(trial), ActorUnavailableError):
+    if killed := by_ray(str(cause := _cause(trial))):
+        return killed
+    if isinstance(cause, ActorUnavailableError):
         return "its process or its node does not answer"
     if isinstance(cause, ActorDiedError) and BORN_DEAD in str(cause):
         return ANSI.sub("", str(cause)).strip().splitlines()[-1]

@@ -371,7 +371,8 @@ def _hushed() -> Iterator[None]:
 def check_room(sweep: Sweep, address: str | None) -> None:
     """Raise a ConfigError for a sweep whose trials can never start."""
     run = sweep.first.run
-    resources.require_room(_actors(sweep), run.cpus, resources.gpus_of(run), address, run.server_cpus)
+    memory = 0.0 if run.memory == "auto" else _memory(sweep)
+    resources.require_room(_actors(sweep), run.cpus, resources.gpus_of(run), address, run.server_cpus, memory)
 
 
 def _clients(sweep: Sweep) -> list[dict[str, float]]:
@@ -381,7 +382,9 @@ def _clients(sweep: Sweep) -> list[dict[str, float]]:
         server_cpus = run.server_cpus * sweep.trials
         running = min(actors * sweep.trials, resources.room(run.cpus, gpus, server_cpus))
         gpus = resources.spread(max(actors, running), run.cpus, gpus, server_cpus)
-    return resources.bundles(actors, run.cpus, gpus)
+    return resources.bundles(
+        actors, run.cpus, gpus, max(resources.reserved(sweep.example(row), actors, gpus) for row in sweep.rows)
+    )
 
 
 def _actors(sweep: Sweep) -> int:
@@ -389,8 +392,14 @@ def _actors(sweep: Sweep) -> int:
     experiment, run = sweep.first, sweep.first.run
     if run.actors != "auto":
         return run.actors
-    share = resources.room(run.cpus, resources.gpus_of(run), run.server_cpus * sweep.trials) // sweep.trials
+    server_cpus = run.server_cpus * sweep.trials
+    share = resources.room(run.cpus, resources.gpus_of(run), server_cpus, _memory(sweep)) // sweep.trials
     return max(1, min(share, experiment.jobs))
+
+
+def _memory(sweep: Sweep) -> float:
+    """Return the bytes of memory per client actor: the largest of all rows."""
+    return max(resources.memory_of(sweep.example(row)) for row in sweep.rows)
 
 
 def checked(storage: str) -> str:

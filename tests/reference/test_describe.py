@@ -60,7 +60,9 @@ def test_a_data_set_that_is_not_there_is_made_up(tmp_path, monkeypatch):
     records = describe(read_experiment(sections, "test"), notify=notes.append)
     up = 4 * 1000 * 10
     assert [(record["bytes_down"], record["bytes_up"]) for record in records] == [(up + 2 * 4 * 1000, up)] * 2
-    assert notes == [
+    [memory, *others] = sorted(notes, reverse=True)
+    assert memory == "Memory of a client actor: about 0.37 GB, with batches of 20 samples (run.memory: auto)"
+    assert others == [
         "Bytes: mean per client of round 3, 2 of 50 clients, estimated with one training step per client, on 10,000 "
         "made-up samples, because the data set is not available"
     ]

@@ -35,7 +35,8 @@ class ClientActor:
         """Load a run and return the actor's location. `refs`: to the data set's arrays, the worker's `Recipe`, and
         frozen tensors; a list, so that Ray passes them as references."""
         self.host.load(*ray.get(refs))
-        return Place(ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())), _log())
+        gpus = tuple(map(str, ray.get_gpu_ids()))
+        return Place(ray.get_runtime_context().get_node_id(), gpus, _log(), os.getpid())
 
     @ray.method(concurrency_group="io")
     def beat(self) -> None:
@@ -69,6 +70,8 @@ class Place:
     """Ids on that node of the GPUs that it shares."""
     log: str = ""
     """Its log file on that node; "" if unknown."""
+    process: int = 0
+    """Id of its process on that node."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,20 @@ from rayfl.config import ConfigError, RunFailed
 from rayfl.core.tensors import unpack
 from rayfl.data.base import Arrays
 from rayfl.engine.locks import TEMPORARY, clear, take
+from rayfl.engine.on_ray import memory
 from rayfl.engine.on_ray.actors import Crew
 from rayfl.engine.on_ray.pool import raised
-from rayfl.engine.on_ray.resources import bundles, described, gpus_of, is_own, require_room, room, spread
+from rayfl.engine.on_ray.resources import (
+    bundles,
+    described,
+    gpus_of,
+    is_own,
+    memory_of,
+    require_room,
+    reserved,
+    room,
+    spread,
+)
 from rayfl.engine.on_ray.server import ServerActor
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import packed
@@ -106,6 +117,9 @@ def _print_message(data: dict[str, Any], ignore_prefix: bool) -> None:
     on stdout, where results are, even without `log_to_driver`."""
     if data.get("pid") != "raylet":
         _print_of_ray(data, ignore_prefix)
+        return
+    if killed := memory.by_ray("\n".join(data["lines"])):
+        print(f"Ray reports: {killed}", file=sys.stderr)
         return
     for text in data["lines"]:
         first = text.strip().partition("\n")[0].partition(". ")[0]
@@ -220,6 +234,8 @@ def get(ref: Any) -> Any:
     except RayError as error:
         # its actors end with it, and may be noticed first
         require_ray()
+        if killed := memory.by_ray(str(error)):
+            raise RunFailed(f"{killed}. {GOES_ON}") from None
         if isinstance(error, RayActorError):
             raise RunFailed(f"the run's server actor died. {GOES_ON}\nRay reports: {error}") from None
         raise
@@ -306,7 +322,8 @@ def _clients(experiment: Experiment, address: str | None) -> list[dict[str, floa
     run = experiment.run
     actors, gpus = run.actors, gpus_of(run)
     if actors == "auto":
-        actors = max(1, min(room(run.cpus, gpus, run.server_cpus), experiment.jobs))
+        actors = max(1, min(room(run.cpus, gpus, run.server_cpus, memory_of(experiment)), experiment.jobs))
         gpus = spread(actors, run.cpus, gpus, run.server_cpus)
-    require_room(actors, run.cpus, gpus, address, run.server_cpus)
-    return bundles(actors, run.cpus, gpus)
+    asked = 0.0 if run.memory == "auto" else memory_of(experiment)
+    require_room(actors, run.cpus, gpus, address, run.server_cpus, asked)
+    return bundles(actors, run.cpus, gpus, reserved(experiment, actors, gpus))

@@ -9,6 +9,7 @@ results are equal bit for bit for any number of actors and after any fault.
 
 import itertools
 import math
+import os
 import re
 import time
 from collections import Counter, deque
@@ -32,6 +33,7 @@ from ray.exceptions import (
 from rayfl.config import ConfigError, RunFailed
 from rayfl.core.tensors import pack, unpack
 from rayfl.engine.jobs import Executor, Job, Verb
+from rayfl.engine.on_ray import memory
 from rayfl.engine.on_ray.actors import Crew, Place
 from rayfl.engine.on_ray.branches import Branches, Sum
 
@@ -99,6 +101,7 @@ class RayPool(Executor):
         """Verb -> the longest time and the highest cost of the run's jobs so far."""
         self.here = ray.get_runtime_context().get_node_id()
         self.deaths = 0
+        self.watch = memory.Watch()
         self.idle_since = time.monotonic()
         for slot in self.slots:
             self._load(slot)
@@ -119,6 +122,12 @@ class RayPool(Executor):
     def is_spread(self) -> bool:
         """True if an actor is on another node than this process."""
         return any(slot.place.node != self.here for slot in self.slots if slot.ready)
+
+    @property
+    def processes(self) -> dict[int, str]:
+        """Processes of this node: id -> command."""
+        here = [slot.place.process for slot in self.slots if slot.place.node == self.here]
+        return {os.getpid(): "ray::ServerActor"} | dict.fromkeys(here, "ray::ClientActor")
 
     def close(self) -> None:
         """End the actors."""
@@ -234,6 +243,7 @@ class _Batch:
         loading = {slot.loading: slot for slot in self.pool.slots if slot.loading is not None}
         beats = {slot.beat: slot for slot in self.pool.slots if slot.beat is not None}
         ready, _ = ray.wait([*loading, *beats, *self.flying], timeout=LOOK_SECONDS)
+        self.pool.watch.look(self.pool.processes)
         if not ready:
             self._check_deadlines()
         for ref in ready:
@@ -339,6 +349,10 @@ class _Batch:
     def _lose(self, slot: _Slot, error: Exception) -> None:
         """Replace a slot's actor and run its jobs again; only the job that it worked on counts as failed."""
         lost, reason = list(slot.running), _death(slot.place, error)
+        if not isinstance(error, GetTimeoutError):
+            of_system = self.pool.watch.by_system(slot.place.process, self.pool.processes)
+            first = memory.by_ray(str(error)) or of_system
+            reason = f"{first}\n{reason}" if first else reason
         self.flying = {ref: flight for ref, flight in self.flying.items() if flight[1] is not slot}
         slot.running.clear()
         self.pool._replace(slot, error)

@@ -7,9 +7,10 @@ import ray
 import yaml
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
+from rayfl import costs
 from rayfl.config import ConfigError
 from rayfl.engine.devices import usable
-from rayfl.experiment import Resources
+from rayfl.experiment import Experiment, Resources
 
 GROWING = "~/ray_bootstrap_config.yaml"
 """File of `ray up` on a cluster's head: the kinds of nodes that its autoscaler may start."""
@@ -62,14 +63,31 @@ def described(clients: list[dict[str, float]], run: Resources) -> str:
     return f"{some} on CPUs; no GPU found"
 
 
-def bundles(actors: int, cpus: float, gpus: float) -> list[dict[str, float]]:
+def memory_of(experiment: Experiment) -> float:
+    """Return the bytes of memory per client actor: `run.memory`, or an estimate from the networks."""
+    run, training = experiment.run, experiment.training
+    if run.memory != "auto":
+        return run.memory * 1e9
+    nets = experiment.bound().task.nets
+    return costs.actor_gb(nets.values(), training.batch_size, training.moments) * 1e9
+
+
+def reserved(experiment: Experiment, actors: int, gpus: float) -> float:
+    """Return the bytes to reserve per client actor: `run.memory`, or the estimate if all actors have room for it, so
+    that an estimate refuses no run."""
+    run, memory = experiment.run, memory_of(experiment)
+    is_asked = run.memory != "auto" or room(run.cpus, gpus, run.server_cpus, memory) >= actors
+    return memory if is_asked else 0.0
+
+
+def bundles(actors: int, cpus: float, gpus: float, memory: float = 0.0) -> list[dict[str, float]]:
     """Return the client bundles of a placement group, one per actor.
 
     Actors on one GPU reserve equal parts of it, 0.5 for two of 0.4. Ray looks for a node by the sum of its free
     fractions: it would try a node with 0.2 free on each of two GPUs for an actor of 0.4 again and again.
     """
     gpu = {"GPU": max(gpus, 1 / sharing(gpus))} if gpus else {}
-    return [{"CPU": cpus} | gpu for _ in range(actors)]
+    return [{"CPU": cpus} | gpu | ({"memory": float(round(memory))} if memory else {}) for _ in range(actors)]
 
 
 def sharing(gpus: float) -> int:
@@ -85,12 +103,12 @@ def spread(actors: int, cpus: float, gpus: float, server_cpus: float = 0.0) -> f
     return next((part for part in parts if _room(nodes, cpus, part, server_cpus) >= actors), gpus)
 
 
-def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
+def room(cpus: float, gpus: float, server_cpus: float = 0.0, memory: float = 0.0) -> int:
     """Return the number of client actors that fit into the present cluster beside a server."""
-    return _room(_nodes(), cpus, gpus, server_cpus)
+    return _room(_nodes(), cpus, gpus, server_cpus, memory)
 
 
-def _room(nodes: list[dict[str, float]], cpus: float, gpus: float, server_cpus: float) -> int:
+def _room(nodes: list[dict[str, float]], cpus: float, gpus: float, server_cpus: float, memory: float = 0.0) -> int:
     actors = 0
     for node in nodes:
         free = node.get("CPU", 0.0)
@@ -100,11 +118,15 @@ def _room(nodes: list[dict[str, float]], cpus: float, gpus: float, server_cpus: 
         if gpus:
             whole = int(node.get("GPU", 0.0))
             fit = min(fit, whole // int(gpus) if gpus > 1 else whole * sharing(gpus))
+        if memory and "memory" in node:
+            fit = min(fit, int(node["memory"] / memory))
         actors += fit
     return actors
 
 
-def require_room(actors: int, cpus: float, gpus: float, address: str | None, server_cpus: float = 0.0) -> None:
+def require_room(
+    actors: int, cpus: float, gpus: float, address: str | None, server_cpus: float = 0.0, memory: float = 0.0
+) -> None:
     """Raise a ConfigError if the server can never fit on this node, or the client actors into a local cluster.
 
     Before Ray starts only a local cluster is checked.
@@ -115,21 +137,19 @@ def require_room(actors: int, cpus: float, gpus: float, address: str | None, ser
         raise ConfigError(
             f"run.server_cpus: {server_cpus:g} is not valid. Allowed: at most {here:g}, the CPUs of this node"
         )
-    if is_own(address) and actors > room(cpus, gpus, server_cpus):
-        asked, found = compared(actors, cpus, gpus, server_cpus)
-        raise ConfigError(
-            f"run: {asked} do not fit: this machine has {found}. Hint: lower run.actors, run.cpus or run.gpus"
-        )
+    if is_own(address) and actors > room(cpus, gpus, server_cpus, memory):
+        asked, found = compared(actors, cpus, gpus, server_cpus, memory)
+        lower = "run.actors, run.cpus, run.gpus or run.memory" if memory else "run.actors, run.cpus or run.gpus"
+        raise ConfigError(f"run: {asked} do not fit: this machine has {found}. Hint: lower {lower}")
 
 
-def compared(actors: int, cpus: float, gpus: float, server_cpus: float) -> tuple[str, str]:
+def compared(actors: int, cpus: float, gpus: float, server_cpus: float, memory: float = 0.0) -> tuple[str, str]:
     """Describe what client actors and a server need, and the room for them in the present cluster."""
     server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
-    total = ", ".join(f"{sum(node.get(kind, 0.0) for node in _nodes()):g} {kind}s" for kind in ("CPU", "GPU"))
-    return (
-        f"{actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server}",
-        f"room for {room(cpus, gpus, server_cpus)} ({total})",
-    )
+    sums = {kind: sum(node.get(kind, 0.0) for node in _nodes()) for kind in ("CPU", "GPU", "memory")}
+    total = f"{sums['CPU']:g} CPUs, {sums['GPU']:g} GPUs" + (f", {sums['memory'] / 1e9:.3g} GB" if memory else "")
+    each = f"{cpus:g} CPUs, {gpus:g} GPUs and {memory / 1e9:.3g} GB" if memory else f"{cpus:g} CPUs and {gpus:g} GPUs"
+    return (f"{actors} client actors of {each}{server}", f"room for {room(cpus, gpus, server_cpus, memory)} ({total})")
 
 
 def _nodes() -> list[dict[str, float]]:
