@@ -73,11 +73,12 @@ def memory_of(experiment: Experiment) -> float:
 
 
 def reserved(experiment: Experiment, actors: int, gpus: float) -> float:
-    """Return the bytes to reserve per client actor: `run.memory`, or the estimate if all actors have room for it, so
-    that an estimate refuses no run."""
+    """Return the bytes to reserve per client actor: `run.memory`, or the estimate if the present nodes state their
+    memory and all actors have room for it, so that an estimate refuses no run."""
     run, memory = experiment.run, memory_of(experiment)
-    is_asked = run.memory != "auto" or room(run.cpus, gpus, run.server_cpus, memory) >= actors
-    return memory if is_asked else 0.0
+    is_known = all("memory" in node for node in _nodes())
+    has_room = is_known and room(run.cpus, gpus, run.server_cpus, memory) >= actors
+    return memory if run.memory != "auto" or has_room else 0.0
 
 
 def bundles(actors: int, cpus: float, gpus: float, memory: float = 0.0) -> list[dict[str, float]]:
