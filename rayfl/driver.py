@@ -33,7 +33,7 @@ from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
 from rayfl.engine.termination import deferred, reason
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.exporting.preparation import Preparation
-from rayfl.listeners import Listener, end, note, tell, tell_past
+from rayfl.listeners import Listener, call, end, note, tell, tell_past
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, MATRICES, Line
 from rayfl.networks import at_checkpoint, check_device, place_of
@@ -120,8 +120,8 @@ def run(
                     more.append(f"{path / CHECKPOINTS}: there is no checkpoint; rounds 1 to {made} are repeated")
                 record.truncate_after(round)
                 for listener in listeners:
-                    listener.on_start(experiment.plain(), path, round)
-                    listener.on_place(simulation.place)
+                    call(listener, "on_start", experiment.plain(), path, round)
+                    call(listener, "on_place", simulation.place)
                 if not resume:
                     more += [*experiment.notes, *arrays.notes]
                 else:
@@ -159,7 +159,7 @@ class _Heard(Listener):
 
 def _in_phase(listeners: Sequence[Listener], phase: str) -> None:
     for listener in listeners:
-        listener.on_phase(phase)
+        call(listener, "on_phase", phase)
 
 
 def _tell_end(record: RunFolder, listeners: Sequence[Listener], status: Status) -> None:
@@ -329,8 +329,8 @@ class Session:
             folder = stack.enter_context(Temporary())
             self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))
             for listener in self.listeners:
-                listener.on_start(self.experiment.plain(), None, 0)
-                listener.on_place(self.simulation.place)
+                call(listener, "on_start", self.experiment.plain(), None, 0)
+                call(listener, "on_place", self.simulation.place)
             note(self.listeners, *self.experiment.notes, *arrays.notes)
             self._open = stack.pop_all()
         return self

@@ -5,6 +5,7 @@ Workers return sums (`Judged`); `rayfl.engine.evaluator` plans evaluations and c
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -12,9 +13,9 @@ import torch
 from pydantic import Field, StrictBool, field_validator
 from torch import nn
 
-from rayfl.config import Config, ConfigError
+from rayfl.config import Config, ConfigError, ask
 from rayfl.core import norms
-from rayfl.core.net import Answer
+from rayfl.core.net import Answer, net_of
 from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.tensors import as_tensor
 from rayfl.data.arrays import Arrays
@@ -128,6 +129,25 @@ def counted(score: Score, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     )
 
 
+def _counts(score: Score, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return ask(f"evaluation.scores: {score.name}, counts", partial(counted, score, logits, y))
+
+
+def values_of(score: Score, sums: torch.Tensor) -> np.ndarray:
+    """Return the metrics [n] of sums [n, k]."""
+    return ask(f"evaluation.scores: {score.name}, values", partial(score.values, sums))
+
+
+def value_of(score: Score, sums: torch.Tensor) -> float:
+    """Return the metric of sums [k]."""
+    return ask(f"evaluation.scores: {score.name}, value", lambda: float(score.value(sums)))
+
+
+def _name(module: nn.Module) -> str:
+    net = net_of(module)
+    return net.model.name if net else type(module).__name__
+
+
 @dataclass(frozen=True)
 class Judged:
     """Sums of scores of a network on one part of a split."""
@@ -159,17 +179,18 @@ def judge(
     measures = {score.measure: score for score in scores}
     for batches in _passes(pieces, batch_size, norms.has_statistics(module)):
         inputs = [x for _, x, _ in batches]
-        outputs = every_exit(module(inputs[0] if len(inputs) == 1 else torch.cat(inputs)))
+        x = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+        outputs = every_exit(ask(f"model: {_name(module)}, forward", partial(module, x)))
         for (i, _, y), *given in zip(batches, *(z.split([len(x) for x in inputs]) for z in outputs), strict=True):
             if present is not None:
                 given = [mask_logits(logits, present[i], fill) for logits in given]
             goal = pieces[i].goal
             if len(given) > 1:
                 first = scores[0]
-                add_to(exits[i], {k: counted(first, *goal.rows(z, y, first.part)) for k, z in enumerate(given)})
+                add_to(exits[i], {k: _counts(first, *goal.rows(z, y, first.part)) for k, z in enumerate(given)})
             logits = answered(tuple(given), answer)
             rows = {part: goal.rows(logits, y, part) for part in {score.part for score in scores}}
-            counts = {measure: counted(score, *rows[score.part]) for measure, score in measures.items()}
+            counts = {measure: _counts(score, *rows[score.part]) for measure, score in measures.items()}
             add_to(sums[i], {score.label: counts[score.measure] for score in scores})
     return [
         Judged(len(piece), {name: t.cpu() for name, t in found.items()}, tuple(t.cpu() for t in early.values()))

@@ -21,18 +21,30 @@ class Problem(ValueError):
     """A violation of a class's contract, in a sentence."""
 
 
-def ask(where: str, call: Callable[[], T], about: str = "", failed: type[PluginFailed] = PluginFailed) -> T:
-    """Return `call()`. `failed` is raised for its errors, except ConfigErrors and failures of runs, and begins with
-    `where`: the setting, the class and the verb; `about` follows the error."""
+def ask(
+    where: str | Callable[[BaseException], str],
+    call: Callable[[], T],
+    about: str = "",
+    failed: type[PluginFailed] = PluginFailed,
+    passed: tuple[type[Exception], ...] = (),
+) -> T:
+    """Return `call()`. `failed` is raised for its errors, also for `sys.exit`, except ConfigErrors, failures of runs
+    and those in `passed`. It begins with `where`: the setting, the class and the verb, perhaps depending on the error;
+    `about` follows the error."""
     try:
         return call()
-    except (ConfigError, RunFailed):
+    except (ConfigError, RunFailed, *passed):
         raise
-    except Problem as error:
-        raise failed(f"{where}: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and type(error) is not SystemExit:
+            raise  # a signal to this process
+        where = where if isinstance(where, str) else where(error)
+        if isinstance(error, Problem):
+            raise failed(f"{where}: {error}") from None
         # without the frames of this function and of `call`
-        frames = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
+        frames = error.__traceback__ and error.__traceback__.tb_next
+        if frames and frames.tb_frame.f_code is getattr(call, "__code__", None):
+            frames = frames.tb_next
         lines = traceback.format_exception(type(error), error, frames)
         raise failed(f"{where}: {type(error).__name__}: {error}{about}\n{''.join(lines).rstrip()}") from None
 

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from rayfl.config import ask
 from rayfl.core import norms, operations
 from rayfl.core.axes import Axis, Layout, axes_of, layout_of, size_at
 from rayfl.core.convolutions import safe
@@ -85,7 +87,9 @@ class Net:
 
     def build(self) -> nn.Module:
         """Return the network, initialised with torch's global generator (`seeds.torch_scope`)."""
-        return safe(self.model.build(self))
+        where = f"model: {self.model.name}, build at width {self.width:g}"
+        # of axes, and of the meta device
+        return safe(ask(where, partial(self.model.build, self), passed=(ValueError, RuntimeError)))
 
     def blank(self) -> nn.Module:
         """Return the network on the meta device, without memory."""

@@ -1,6 +1,7 @@
 """A method whose answers are checked where they enter the engine, so that a fault names its method, verb and client."""
 
 import math
+import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from rayfl.config import ConfigError, PluginFailed, Problem, RunFailed, ask, nea
 from rayfl.config.failures import named
 from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.joined import parameters_of
-from rayfl.core.net import cached_module
+from rayfl.core.net import Net, cached_module, net_of
 from rayfl.core.submodel import Selection, Slice
 from rayfl.core.tensors import SEPARATOR, leaves, norm
 from rayfl.methods.base import (
@@ -144,8 +145,18 @@ class Checked:
         return self._run(f"{verb}{of}", run)
 
     def _run(self, what: str, run: Callable[[], Any], about: str = "", client: Client | None = None) -> Any:
-        where = f"method {self.method.name}, {what}" + (f", client {client.id}" if client else "")
+        def where(error: BaseException) -> str:
+            place = f"method {self.method.name}, {what}" + (f", client {client.id}" if client else "")
+            net = _failed_in(error)
+            return f"model {net.model.name}, forward at width {net.width:g}, in {place}" if net else place
+
         return ask(where, run, about, MethodFailed)
+
+
+def _failed_in(error: BaseException) -> Net | None:
+    """Return the network in whose forward pass an error was raised, if any."""
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((net for module in frames if isinstance(module, nn.Module) and (net := net_of(module))), None)
 
 
 def prints(payload: Payload) -> dict[str, int]:

@@ -18,7 +18,7 @@ from rayfl.data.partition import Shards
 from rayfl.data.scores import Score
 from rayfl.engine.collecting import collections_of, grouped, spans_of
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job
-from rayfl.evaluation import Evaluation, add_to
+from rayfl.evaluation import Evaluation, add_to, value_of, values_of
 from rayfl.methods.base import Deployment, Method
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, MATRICES, Line, client_table, label, named
 
@@ -55,7 +55,9 @@ class ByClient:
         self.capacities: np.ndarray = capacities[self.ids]
         """Capacities [n]."""
         sums = {score.label: torch.cat([answer.sums[score.label] for _, answer in found]) for score in scores}
-        self.values: dict[str, np.ndarray] = {score.label: score.values(sums[score.label])[order] for score in scores}
+        self.values: dict[str, np.ndarray] = {
+            score.label: values_of(score, sums[score.label])[order] for score in scores
+        }
         """Score -> [n]."""
         self.counted: dict[str, np.ndarray] = {score.label: score.counted(sums[score.label])[order] for score in scores}
         """Score -> clients that have a value, [n] bool."""
@@ -254,7 +256,7 @@ class Evaluator:
         server, line = known.get(self.method.task.server_capacity), {}
         for score in self.scores if known else ():
             name = score.label
-            values = {capacity: float(score.value(sums.scores[name])) for capacity, sums in known.items()}
+            values = {capacity: value_of(score, sums.scores[name]) for capacity, sums in known.items()}
             line |= {named(name, capacity, split): value for capacity, value in values.items()}
             if server is not None:
                 line[named(name, "server", split)] = values[self.method.task.server_capacity]
@@ -263,7 +265,7 @@ class Evaluator:
         if server is not None:
             first = self.scores[0]
             for i, sums in server.exits.items():
-                line[named(first.label, f"exit{i + 1}", split)] = float(first.value(sums))
+                line[named(first.label, f"exit{i + 1}", split)] = value_of(first, sums)
         return line
 
     def _matrices(self, found: Mapping[float, Sums | None]) -> dict[str, dict[str, list[Any]]]:

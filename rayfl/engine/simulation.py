@@ -327,7 +327,8 @@ class Simulation:
             return Train(clients, self.client_states.some(client.id for client in clients))
 
         sizes = [int(self.data.train.sizes[client.id]) for client in clients]
-        about = f"clients {[client.id for client in clients]} with {sizes} samples, round {self.round + 1}"
+        ids = [client.id for client in clients]
+        about = f"clients {ids} with {sizes} samples, round {self.round + 1}, local_update of method {self.method.name}"
         return Job(chunk.key, chunk.cost, make, about, chunk.branch)
 
     # evaluation

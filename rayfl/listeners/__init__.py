@@ -6,8 +6,10 @@ A listener of another package is set in the `listeners:` section as "package.mod
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
-from rayfl.config import Kind
+from rayfl.config import Kind, ask
 from rayfl.listeners.base import Listener as Listener
 from rayfl.listeners.early_stopping import EarlyStopping as EarlyStopping
 from rayfl.listeners.tensorboard import TensorBoard
@@ -23,11 +25,16 @@ LISTENERS: dict[str, type[Listener]] = {
 LISTENERS_KIND = Kind("listener", Listener, LISTENERS, "rayfl.listeners")
 
 
+def call(listener: Listener, verb: str, *arguments: Any) -> Any:
+    """Return the answer of a listener. Its errors name its class and the verb."""
+    return ask(f"listeners: {listener.name}, {verb}", partial(getattr(listener, verb), *arguments))
+
+
 def tell(listeners: Sequence[Listener], lines: Iterable[Line]) -> bool:
     """Call all listeners for a copy of each line. Return whether one of them ends the run."""
     stop = False
     for line in lines:
-        ends = [listener.on_round(dict(line)) for listener in listeners]
+        ends = [call(listener, "on_round", dict(line)) for listener in listeners]
         stop |= any(ends)
         notes = [f"round {line['round']}: {reason}" for reason in ends if isinstance(reason, str)]
         if "refusals" in line:
@@ -38,7 +45,7 @@ def tell(listeners: Sequence[Listener], lines: Iterable[Line]) -> bool:
 
 def tell_past(listeners: Sequence[Listener], lines: Sequence[Line]) -> bool:
     """Call all listeners for the earlier rounds of a resumed run, as `tell`."""
-    ends = [listener.on_past([dict(line) for line in lines]) for listener in listeners]
+    ends = [call(listener, "on_past", [dict(line) for line in lines]) for listener in listeners]
     note(listeners, *(reason for reason in ends if isinstance(reason, str)))
     return any(ends)
 
@@ -47,10 +54,10 @@ def end(listeners: Sequence[Listener], status: str) -> None:
     """Tell all listeners that the run ends, in their order; if some raise an error, the others are told too."""
     with ExitStack() as stack:
         for listener in reversed(listeners):
-            stack.callback(listener.on_end, status)
+            stack.callback(call, listener, "on_end", status)
 
 
 def note(listeners: Sequence[Listener], *notes: str) -> None:
     for listener in listeners:
         for text in notes:
-            listener.on_note(text)
+            call(listener, "on_note", text)

@@ -1,11 +1,12 @@
 """What a client sends: its update after transforms, with error feedback, clipping and secure aggregation."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, ask
 from rayfl.core.fold import ClientState, Update
 from rayfl.core.norms import VARIANCE
 from rayfl.core.submodel import Selection
@@ -51,9 +52,10 @@ def transformed(
         if isinstance(transform, ErrorFeedback):
             memory = Memory(update, selection, residual or {})
             d = wanted = {key: t + memory.part[key] * rows.get(key, 1.0) for key, t in d.items()}
-        changed = transform.change(d, generator)
+        place = f"updates.transforms: {transform.name}"
+        changed = ask(f"{place}, change", partial(transform.change, d, generator))
         _check(transform, changed, d)
-        wire, d = transform.wire(d, changed, wire), changed
+        wire, d = ask(f"{place}, wire", partial(transform.wire, d, changed, wire)), changed
     if memory is not None:
         left = {
             key: torch.where(rows.get(key, torch.ones(())) > 0, wanted[key] - d[key], memory.part[key]) for key in d

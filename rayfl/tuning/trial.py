@@ -38,7 +38,7 @@ from rayfl.engine.on_ray.shared import require_seen
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import install
 from rayfl.experiment import Experiment, Resources
-from rayfl.listeners import end, tell, tell_past
+from rayfl.listeners import call, end, tell, tell_past
 from rayfl.metrics import EVALUATED, Line
 from rayfl.results import files
 from rayfl.results.folder import Status
@@ -141,7 +141,7 @@ class FederatedTrial(tune.Trainable):
         if not self.started:
             self.started = True
             for listener in self.listeners:
-                listener.on_start(experiment.plain() | {"trial": self.trial_id}, None, self.round)
+                call(listener, "on_start", experiment.plain() | {"trial": self.trial_id}, None, self.round)
             self.ended = bool(self.past) and tell_past(self.listeners, self.past)
             if self.ended and EVALUATED in self.past[-1]:
                 return self._finished_before(experiment)

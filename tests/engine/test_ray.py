@@ -180,7 +180,7 @@ def test_a_client_that_kills_every_actor_ends_the_run(pool, tmp_path):
     first, *more = str(failed.value).splitlines()
     assert re.fullmatch(
         r"a client actor died; its log is /.*\.err on node [0-9a-f]{8} "
-        rf"\(in all 3 attempts at: train, clients \[4\] with \[{size}\] samples, round 1\)",
+        rf"\(in all 3 attempts at: train, clients \[4\] with \[{size}\] samples, round 1, local_update of method .*\)",
         first,
     )
     assert any(line.startswith("Ray reports: ActorDiedError: ") for line in more)
@@ -196,7 +196,7 @@ def test_an_exception_in_a_client_ends_the_run_after_a_try_on_another_actor(pool
     said = str(failed.value)
     assert said.splitlines()[0] == (
         f"method faulty, local_update, client 4: ArithmeticError: on purpose (round 1, capacity 0.1, {size} samples) "
-        f"(in all 2 attempts at: train, clients [4] with [{size}] samples, round 1)"
+        f"(in all 2 attempts at: train, clients [4] with [{size}] samples, round 1, local_update of method faulty)"
     )
     assert "Traceback" in said and "in _fail" in said and "ArithmeticError: on purpose" in said
     assert len(set(pids(tmp_path))) == 2

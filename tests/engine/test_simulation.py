@@ -62,7 +62,8 @@ def test_expected_costs_are_samples_times_operations(tmp_path):
     for job, capacity, ids in zip(seen, (0.3, 0.2, 0.1), ([0, 1], [2, 3], [4, 5]), strict=True):
         samples = sum(min(sizes[id], 10) for id in ids)
         assert job.cost == samples * Net(simulation.method.task.model, capacity).macs
-        assert job.about == f"clients {ids} with {[int(sizes[id]) for id in ids]} samples, round 1"
+        about = f"clients {ids} with {[int(sizes[id]) for id in ids]} samples, round 1, local_update of method heterofl"
+        assert job.about == about
 
 
 def trained_together(experiment, folder) -> list[list[int]]:

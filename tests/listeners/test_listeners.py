@@ -2,6 +2,7 @@
 
 import pytest
 
+from rayfl.config import PluginFailed
 from rayfl.listeners import Listener, end
 
 TOLD = []
@@ -18,6 +19,6 @@ class Recording(Listener):
 
 def test_all_listeners_learn_of_the_end_although_one_raises():
     TOLD.clear()
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(PluginFailed, match="^listeners: test_listeners:Recording, on_end: OSError: disk full\n"):
         end([Recording(label="first"), Recording(label="broken"), Recording(label="last")], "finished")
     assert TOLD == [("first", "finished"), ("broken", "finished"), ("last", "finished")]

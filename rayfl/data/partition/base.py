@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rayfl.config import ConfigError, Named
+from rayfl.config import ConfigError, Named, ask
 from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import as_integers
 
@@ -107,7 +107,13 @@ def partition(spec: Partition, labels: Labels, clients: int, seed: int) -> tuple
     Raise ConfigError if a client has no training samples.
     """
     require(len(labels.train), clients, 1)
-    given = spec.owners(labels, clients, numpy_generator(seed, "partition", spec.name))
+    generator = numpy_generator(seed, "partition", spec.name)
+
+    def assigned() -> Owners:
+        train, test = spec.owners(labels, clients, generator)
+        return train, test
+
+    given = ask(f"partition: {spec.name}, owners", assigned)
     owners = [as_integers(owner, f"partition: an answer of {spec.name}").astype(np.int64) for owner in given]
     on_train = spec.tested_on(labels) == "train"
     tested = labels.train if on_train else labels.test

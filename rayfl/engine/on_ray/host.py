@@ -65,9 +65,12 @@ class Host:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Handle errors of a GPU: full memory is explained, and a process that has lost its GPU ends, because all its
-        further jobs would fail. The job then runs in another process."""
+        further jobs would fail. The job then runs in another process. For Ray, a KeyboardInterrupt would be a cancelled
+        task."""
         try:
             yield
+        except KeyboardInterrupt as error:
+            raise RuntimeError("KeyboardInterrupt in a job") from error
         except Exception as error:
             if is_lost(self.worker.device):
                 traceback.print_exc()

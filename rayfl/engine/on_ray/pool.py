@@ -49,10 +49,10 @@ START_FAILURES = 3
 START_SECONDS = 300.0
 PATIENCE = 10
 """Limit of a job's time, as a multiple of the slowest job of its kind so far."""
-FIRST_SECONDS = 3600.0
+FIRST_SECONDS = 60.0
 FIRST_SPEED = 1e8
-"""Limit of a job's time before the first answer of its kind: an hour, or its cost at this many multiply-adds per
-second, a tenth of the speed of one slow core."""
+"""Limit of a job's time before the first answer of its kind: a minute, but at least the pool's deadline, or its cost at
+this many multiply-adds per second, a tenth of the speed of one slow core."""
 BEAT_SECONDS = 15.0
 """Seconds of silence after which an actor's process is asked for a sign of life."""
 SILENT_SECONDS = 30.0
