@@ -16,7 +16,7 @@ HINT = (
 LOOK_SECONDS = 1.0
 """Seconds between two looks at the memory of processes."""
 MOST = 4
-"""Maximum number of processes in a sentence."""
+"""Maximum number of processes of rayfl in a sentence."""
 OF_RAY = "low on memory"
 """Words of Ray about processes that it killed."""
 NODE = re.compile(r"was ([\d.]+) ?GB(?: used)? / ([\d.]+) ?GB")
@@ -26,7 +26,8 @@ OURS = {
     "ray::ClientActor": "client actor",
     "ray::ServerActor": "server actor",
     "ray::FederatedTrial": "trial",
-    "rayfl": "command",
+    "rayfl run": "command",
+    "rayfl sweep": "command",
 }
 """Part of a command -> name of the process."""
 
@@ -41,14 +42,19 @@ def by_ray(text: str) -> str | None:
 
 
 def _listed(held: Iterable[tuple[str, str, str]]) -> str:
-    """Return ": client actor 8.5 GB (process 12), ..." of the largest processes (id, GB, command)."""
-    largest = sorted(held, key=lambda process: -float(process[1]))[:MOST]
-    texts = [f"{_name(command)} {float(gb):.2g} GB (process {id})" for id, gb, command in largest]
+    """Return ": client actor 8.5 GB (process 12), ..." of the largest processes (id, GB, command) of rayfl, and of the
+    largest other one if it held more than all of these."""
+    ours: list[tuple[float, str]] = []
+    others: list[tuple[float, str]] = []
+    for id, gb, command in held:
+        name = next((name for part, name in OURS.items() if part in command), "")
+        text = f"{name or command.split()[0]} {float(gb):.2g} GB (process {id})"
+        (ours if name else others).append((float(gb), text))
+    ours = sorted(ours, reverse=True)[:MOST]
+    largest = max(others, default=(0.0, ""))
+    more = [largest] if largest[0] > sum(gb for gb, _ in ours) else []
+    texts = [text for _, text in [*ours, *more]]
     return f": {', '.join(texts)}" if texts else ""
-
-
-def _name(command: str) -> str:
-    return next((name for part, name in OURS.items() if part in command), command.split()[0])
 
 
 class Watch:

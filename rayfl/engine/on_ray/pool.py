@@ -348,11 +348,11 @@ class _Batch:
 
     def _lose(self, slot: _Slot, error: Exception) -> None:
         """Replace a slot's actor and run its jobs again; only the job that it worked on counts as failed."""
-        lost, reason = list(slot.running), _death(slot.place, error)
+        killed = None
         if not isinstance(error, GetTimeoutError):
             of_system = self.pool.watch.by_system(slot.place.process, self.pool.processes)
-            first = memory.by_ray(str(error)) or of_system
-            reason = f"{first}\n{reason}" if first else reason
+            killed = memory.by_ray(str(error)) or of_system
+        lost, reason = list(slot.running), killed or _death(slot.place, error)
         self.flying = {ref: flight for ref, flight in self.flying.items() if flight[1] is not slot}
         slot.running.clear()
         self.pool._replace(slot, error)
