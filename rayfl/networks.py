@@ -12,7 +12,7 @@ from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
 from rayfl.engine.checked import Checked
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, complete, latest
-from rayfl.engine.files import absolute, check_place
+from rayfl.engine.files import absolute, beside, check_place
 from rayfl.engine.locks import Temporary
 from rayfl.engine.simulation import Simulation, load_data
 from rayfl.experiment import Experiment, read_experiment
@@ -71,7 +71,8 @@ def export(
     about = {"capacity": capacity, "client": client, "round": round, "method": experiment.method.name}
     around = Preparation.of(experiment, experiment.data.arrays)
     about |= {"samples": around.plain()}
-    return export_submodel(deployed, to, about, notify, experiment.data.attached, None if raw else around)
+    with beside(absolute(to), "the exported submodel") as partial:
+        return export_submodel(deployed, partial, about, notify, experiment.data.attached, None if raw else around)
 
 
 def deployments(

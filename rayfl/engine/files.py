@@ -73,6 +73,10 @@ def beside(final: Path, what: str) -> Iterator[Path]:
         with suppress(OSError):
             remove(partial)
         raise NotWritten(f"{final}: {what} cannot be written: {error}. Hint: --resume once the disk works") from None
+    except BaseException:
+        with suppress(OSError):
+            remove(partial)
+        raise
 
 
 def link(source: str | Path, target: str | Path) -> None:

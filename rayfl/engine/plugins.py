@@ -5,10 +5,12 @@ seconds.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import pickletools
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -60,12 +62,39 @@ def install(archive: bytes) -> None:
     if home.stat().st_uid != os.getuid():
         raise PermissionError(f"{home}: belongs to another user")
     folder = home / hashlib.sha256(archive).hexdigest()
-    if not folder.exists():
+    while not _in_use(folder):
         partial = Path(tempfile.mkdtemp(dir=home))
+        _in_use(partial)
         zipfile.ZipFile(io.BytesIO(archive)).extractall(partial)
-        with contextlib.suppress(OSError):  # another process was faster
+        try:
             partial.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(partial)
     sys.path.insert(0, str(folder))
+    for other in home.iterdir():
+        _remove_unused(other)
+
+
+def _in_use(folder: Path) -> bool:
+    """Mark a folder as used until this process ends. Return whether it exists."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    # another process may have removed it meanwhile
+    return folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a folder that no process uses: packages of an older version, or of a run that has ended."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
 
 
 def _named(value: Any) -> set[str]:

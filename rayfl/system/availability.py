@@ -53,7 +53,7 @@ class Bernoulli(Availability):
     name: Literal["bernoulli"] = "bernoulli"
     p: float = Field(default=0.5, gt=0, le=1)
     """Probability that a client is available: at most 0.999, or 1."""
-    slot_s: float = Field(default=600.0, gt=0)
+    slot_s: float = Field(default=600.0, ge=1e-3, le=1e9)
     """Length of a slot in seconds."""
 
     @field_validator("p")
@@ -88,9 +88,9 @@ class OnOff(Availability):
     """
 
     name: Literal["onoff"] = "onoff"
-    on_s: float = Field(default=7_200.0, gt=0)
+    on_s: float = Field(default=7_200.0, gt=0, le=1e9)
     """Mean time on, in seconds."""
-    off_s: float = Field(default=21_600.0, gt=0)
+    off_s: float = Field(default=21_600.0, gt=0, le=1e9)
     """Mean time off, in seconds."""
     day_amplitude: float = Field(default=0.5, ge=0, lt=1)
     """Amplitude of the daily sine by which times off vary, as a fraction of the mean."""
@@ -135,7 +135,7 @@ class Trace(Availability):
     name: Literal["trace"] = "trace"
     file: str
     """Path of a CSV file with the columns client, start_s, end_s: ascending intervals, for every client from 0."""
-    period_s: float = Field(default=7 * DAY, gt=0)
+    period_s: float = Field(default=7 * DAY, gt=0, le=1e9)
     """Period of the trace in seconds."""
 
     def check(self, clients: int) -> None:

@@ -156,11 +156,11 @@ class DeviceClass(Config):
     """Name, for metrics and tables."""
     share: float = Field(default=1.0, ge=0)
     """Relative number of clients with this device."""
-    gflops: float = Field(gt=0)
+    gflops: float = Field(ge=1e-6, le=1e9)
     """10^9 floating point operations of training per second, as reached by the device."""
-    down_mbps: float | None = Field(default=None, gt=0)
+    down_mbps: float | None = Field(default=None, ge=1e-6, le=1e9)
     """Mbit/s to the client. Default: transfers take no time."""
-    up_mbps: float | None = Field(default=None, gt=0)
+    up_mbps: float | None = Field(default=None, ge=1e-6, le=1e9)
     """Mbit/s from the client. Default: transfers take no time."""
     sigma: float = Field(default=0.0, ge=0, le=1)
     """Standard deviation of the three speeds between rounds, as a fraction of the mean."""
@@ -213,9 +213,9 @@ class Boards(InShares):
     ryzen_5600x, m4."""
     efficiency: float = Field(default=0.2, gt=0, le=1)
     """Fraction of the float32 speed (twice that of HPL in float64) that training reaches; 0.2 is assumed."""
-    down_mbps: float | None = Field(default=100.0, gt=0)
+    down_mbps: float | None = Field(default=100.0, ge=1e-6, le=1e9)
     """Mbit/s to the client. None: transfers take no time."""
-    up_mbps: float | None = Field(default=20.0, gt=0)
+    up_mbps: float | None = Field(default=20.0, ge=1e-6, le=1e9)
     """Mbit/s from the client. None: transfers take no time."""
 
     @field_validator("boards")

@@ -22,7 +22,7 @@ class Sync(Config):
     name: Literal["sync"] = "sync"
     select: float = Field(default=1.0, ge=1, le=100)
     """Over-selection: clients asked per round, as a multiple of `clients.cohort`. The first `cohort` updates count."""
-    deadline_s: float | None = Field(default=None, gt=0)
+    deadline_s: float | None = Field(default=None, gt=0, le=1e9)
     """Simulated seconds after which a round ends. Default: the server waits for all."""
     minimum: float = Field(default=0.0, ge=0, le=1)
     """Fraction of the cohort below which a round is abandoned: time passes, and the model does not change. All updates
@@ -85,13 +85,13 @@ class System(Config):
     """Choice of the clients that are asked: a name, a mapping with a name, or "package.module:Class"."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability that an update is lost after training."""
-    step_ms: float = Field(default=0.0, ge=0)
+    step_ms: float = Field(default=0.0, ge=0, le=1e9)
     """Milliseconds per local step in addition to its operations."""
-    round_s: float = Field(default=0.0, ge=0)
+    round_s: float = Field(default=0.0, ge=0, le=1e9)
     """Seconds of the server per round."""
-    server_down_mbps: float | None = Field(default=None, gt=0)
+    server_down_mbps: float | None = Field(default=None, ge=1e-6, le=1e9)
     """Mbit/s from the server, shared by the clients that are asked and those still training. Default: unlimited."""
-    server_up_mbps: float | None = Field(default=None, gt=0)
+    server_up_mbps: float | None = Field(default=None, ge=1e-6, le=1e9)
     """Mbit/s to the server, shared like `server_down_mbps`. Default: unlimited."""
     mode: Sync | Buffered = Field(default=Sync(), discriminator="name")
     """Rounds: synchronous, or with a buffer."""
@@ -101,7 +101,7 @@ class System(Config):
     """Capacity of a client. given: by `clients`. memory: the largest one of `clients` whose network its device can
     train within its memory, all blocks at once and without a second network beside it. time: the largest one with a
     visit of at most `capacity_s`. The smallest, if none fits."""
-    capacity_s: float | None = Field(default=None, gt=0)
+    capacity_s: float | None = Field(default=None, gt=0, le=1e9)
     """Only for capacities: time. Maximum seconds of a visit at the device's mean speeds."""
 
     @field_validator(*KINDS, mode="before")

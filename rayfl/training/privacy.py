@@ -83,17 +83,17 @@ class Deployed(Config):
 class Privacy(Config):
     """The `privacy:` section: central differential privacy of clients, with its epsilon."""
 
-    clip: float = Field(gt=0)
+    clip: float = Field(ge=1e-30, le=1e30)
     """Clipping norm C of a client's whole change; with `quantile`, that of round 0."""
-    noise: float = Field(gt=0)
+    noise: float = Field(ge=1e-3, le=1e6)
     """Noise multiplier z: standard deviation of the noise on the sum of changes, as a multiple of C."""
     delta: float = Field(gt=0, lt=1)
     """Delta of the reported epsilon, at most 1 / number of clients."""
     quantile: float | None = Field(default=None, gt=0, lt=1)
     """Adaptive clipping: target fraction of clients within C. Default: C is constant."""
-    rate: float = Field(default=0.2, gt=0)
+    rate: float = Field(default=0.2, gt=0, le=1e3)
     """Learning rate of the adaptive clipping norm."""
-    deviation: float | None = Field(default=None, gt=0)
+    deviation: float | None = Field(default=None, gt=0, le=1e9)
     """Standard deviation s of the noise on the number of clients within C. Default: cohort / 20."""
     accountant: Literal["rdp", "pld"] = "rdp"
     """Accountant. rdp: Renyi differential privacy. pld: privacy loss distributions, tighter, a few seconds per

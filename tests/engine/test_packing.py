@@ -1,9 +1,13 @@
 """Packing of a package that only this process can import, and its unpacking."""
 
+import fcntl
 import importlib
 import io
+import os
 import sys
+import tempfile
 import zipfile
+from pathlib import Path
 
 import pytest
 from helpers import tiny
@@ -96,3 +100,25 @@ def test_what_is_installed_comes_first(mine, tmp_path, monkeypatch):
             sys.modules.pop(name, None)
     [home] = tmp_path.glob("rayfl-packages-*")
     assert len(list(home.iterdir())) == 1 and home.stat().st_mode & 0o077 == 0
+
+
+def test_packages_of_older_versions_go(tmp_path, monkeypatch):
+    """Those that no process uses: here one of another process that lives, and one of a process that has ended."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    home = tmp_path / f"rayfl-packages-{os.getuid()}"
+    for name in ("old", "used"):
+        (home / name / "inside").mkdir(parents=True)
+    descriptor = os.open(home / "used", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("own_package_of_a_test.py", "VALUE = 3")
+    for _ in range(2):
+        plugins.install(archive.getvalue())
+        new = Path(sys.path[0])
+        assert {folder.name for folder in home.iterdir()} == {"used", new.name}
+        assert (new / "own_package_of_a_test.py").read_text() == "VALUE = 3"
+    os.close(descriptor)
+    plugins.install(archive.getvalue())
+    assert list(home.iterdir()) == [new]

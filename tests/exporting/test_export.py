@@ -288,6 +288,23 @@ def test_an_untrained_network_is_noted(tmp_path):
     ]
 
 
+def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    rayfl.run(tiny(method="heterofl", rounds=1), tmp_path / "run")
+    (tmp_path / "there").mkdir()
+    with monkeypatch.context() as disk:
+        disk.setattr(torch.export, "save", fails)
+        for name in ("new", "there"):
+            with pytest.raises(KeyboardInterrupt):
+                rayfl.export(tmp_path / "run", 0.3, tmp_path / name)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "there"]
+    assert not any((tmp_path / "there").iterdir())
+    rayfl.export(tmp_path / "run", 0.3, tmp_path / "there")
+    assert (tmp_path / "there" / "model.pt2").exists()
+
+
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     rayfl.run(tiny(rounds=1), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"run: the folder is not empty\. Allowed: a new or empty folder"):

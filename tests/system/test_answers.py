@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from disks import becomes_a_pipe, becomes_endless
 
-from rayfl.config import ConfigError, PluginFailed
+from rayfl.config import ConfigError, PluginFailed, parse
 from rayfl.system import AVAILABILITY_KIND, Availability, Device, Devices, Sampler, System, Visited, checked
 from rayfl.system.samplers import Candidates
 
@@ -108,12 +108,27 @@ def test_pipes_and_devices_are_not_read(tmp_path, section, becomes):
     [
         ({"name": "bernoulli", "p": 0.9999999999}, "availability.p: 0.9999999999 is not valid. Allowed: at most 0.999"),
         ({"name": "onoff", "on_s": 1e-9, "off_s": 1e-9}, "Allowed: on_s . off_s of at least 600"),
-        ({"name": "onoff", "on_s": 1e12}, "Allowed: an on_s with which at most 0.999 of the clients stay for a whole"),
+        ({"name": "onoff", "on_s": 1e9}, "Allowed: an on_s with which at most 0.999 of the clients stay for a whole"),
     ],
 )
 def test_times_that_would_take_too_long_are_refused(given, said):
     with pytest.raises(ConfigError, match=said):
         AVAILABILITY_KIND.read(given, "system: availability")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"round_s": 1e308}, "round_s: 1e.308 is not valid. Allowed: at most 1e.09"),
+        ({"step_ms": 1e308}, "step_ms: 1e.308 is not valid. Allowed: at most 1e.09"),
+        ({"server_down_mbps": 1e-308}, "server_down_mbps: 1e-308 is not valid. Allowed: at least 1e-06"),
+        ({"mode": {"deadline_s": 1e308}}, "Allowed: at most 1e.09"),
+        ({"availability": {"name": "bernoulli", "slot_s": 1e-308}}, "slot_s: 1e-308 is not valid. Allowed: at least"),
+    ],
+)
+def test_times_without_a_meaning_are_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        parse(System, given, "system")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_files_that_change_are_read_again(tmp_path):
     [
         ("", ": the columns are missing"),
         ("name,speed\na,1\n", ": the columns name, speed. Allowed: name, gflops, optional down_mbps"),
-        ("name,gflops\na,-1\n", ", line 2: gflops: '-1' is not valid. Allowed: more than 0"),
+        ("name,gflops\na,-1\n", ", line 2: gflops: '-1' is not valid. Allowed: at least 1e-06"),
         ("name,gflops\na,1\nb,fast\n", ", line 3: gflops: 'fast' is not valid. Allowed: a number"),
         ("name,gflops\na\n", ": line 2 does not have 2 cells"),
         ("name,gflops\na,1,2\n", ": line 2 does not have 2 cells"),

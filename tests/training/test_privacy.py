@@ -10,7 +10,7 @@ from helpers import assert_same, read_data, run, simulate, tiny
 
 import rayfl
 from rayfl.clients import Population
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, parse
 from rayfl.core.fold import Update
 from rayfl.core.net import Net
 from rayfl.core.seeds import numpy_generator, torch_generator
@@ -515,3 +515,9 @@ def test_a_change_is_within_the_norm(change, within):
     update = Update({"params": {"w": torch.tensor(change)}}, 1.0)
     transformed([], {"params": {"w": torch.zeros(2)}}, update, 0, Mask(NET, "whole", {}), None, Protection(5.0))
     assert update.metrics["within_norm"] == within
+
+
+@pytest.mark.parametrize(("field", "value"), [("noise", 1e-300), ("noise", 1e300), ("clip", 1e300), ("clip", 1e-300)])
+def test_numbers_that_no_accountant_takes_are_refused(field, value):
+    with pytest.raises(ConfigError, match=f"privacy.{field}: .* is not valid. Allowed: at "):
+        parse(Privacy, {"clip": 1.0, "noise": 1.0, "delta": 1e-5, field: value}, "x: privacy")
