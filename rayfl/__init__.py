@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from rayfl.data.partition.base import Partition as Partition
     from rayfl.data.scores import Score as Score
     from rayfl.driver import Result as Result
-    from rayfl.driver import Session as Session
     from rayfl.driver import run as run
-    from rayfl.driver import start as start
     from rayfl.experiment import Experiment as Experiment
     from rayfl.listeners import Listener as Listener
     from rayfl.methods.base import Client as Client
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
     from rayfl.models.base import Model as Model
     from rayfl.models.layers import scaler as scaler
     from rayfl.networks import export as export
+    from rayfl.session import Session as Session
+    from rayfl.session import start as start
     from rayfl.system import Availability as Availability
     from rayfl.system import Device as Device
     from rayfl.system import Devices as Devices
@@ -64,7 +64,7 @@ _PUBLIC = {
     "data.images": ("ImageData", "Images"),
     "data.memory": ("InMemory",),
     "data.partition.base": ("NOBODY", "Labels", "Partition"),
-    "driver": ("Result", "Session", "run", "start"),
+    "driver": ("Result", "run"),
     "experiment": ("Experiment",),
     "listeners": ("Listener",),
     "methods.base": ("Client", "Deployment", "Method", "Task", "Visit"),
@@ -72,6 +72,7 @@ _PUBLIC = {
     "models.base": ("ImageModel", "Model"),
     "models.layers": ("scaler",),
     "networks": ("export",),
+    "session": ("Session", "start"),
     "system": ("Availability", "Device", "Devices", "Sampler", "Speed"),
     "training": ("Transform",),
     "tuning.comparison": ("Comparison", "sweep"),

@@ -27,6 +27,7 @@ LAYERS = (
     ("results",),
     ("networks",),
     ("driver",),
+    ("session",),
     ("tuning",),
     ("reference", "clusters"),
     ("cli", "testing"),

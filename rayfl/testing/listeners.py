@@ -7,9 +7,10 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from rayfl.config import ConfigError
-from rayfl.driver import run, start
+from rayfl.driver import run
 from rayfl.listeners import LISTENERS_KIND, Listener
 from rayfl.metrics import Line
+from rayfl.session import start
 from rayfl.testing.tiny import tiny
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.config import ConfigError
-from rayfl.driver import claimed, ending, start
+from rayfl.driver import claimed, ending
 from rayfl.engine.files import absolute
 from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import nodes as ray_nodes
@@ -33,6 +33,7 @@ from rayfl.experiment import Experiment, lay_over, read_experiment
 from rayfl.results.console import ScaleProgress
 from rayfl.results.folder import RunFolder
 from rayfl.results.scaling import Row, write_scaling
+from rayfl.session import start
 
 AXES: Mapping[str, tuple[int, ...]] = {
     "clients": (100, 1_000, 10_000, 100_000),
