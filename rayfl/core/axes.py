@@ -11,7 +11,7 @@ linear layer and the layer before it. rayfl can therefore cut any model (HeteroF
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -52,6 +52,38 @@ class Axis:
         return self.groups * self.size * self.copies
 
 
+@dataclass(frozen=True)
+class Concat:
+    """A dimension of several axes one after another: concatenated feature maps, or queries, keys and values of one
+    layer.
+
+    >>> Concat((Axis("stem", 8), Axis("branch", 4))).length
+    12
+    """
+
+    parts: tuple[Axis, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(part.name for part in self.parts)
+
+    @property
+    def is_fixed(self) -> bool:
+        return all(part.is_fixed for part in self.parts)
+
+    @property
+    def length(self) -> int:
+        return sum(part.length for part in self.parts)
+
+
+def segments(dim: "Axis | Concat | None") -> Iterator[tuple[int, Axis]]:
+    """Yield the axes of a dimension, each with its first index."""
+    start = 0
+    for axis in () if dim is None else dim.parts if isinstance(dim, Concat) else (dim,):
+        yield start, axis
+        start += axis.length
+
+
 def size_at(width: float, full: int, rounding: Literal["up", "down"] = "up") -> int:
     """Return ceil(width * full), or floor, robust to rounding errors of floating point numbers."""
     size = math.ceil(width * full - 1e-9) if rounding == "up" else math.floor(width * full + 1e-9)
@@ -62,30 +94,30 @@ def size_at(width: float, full: int, rounding: Literal["up", "down"] = "up") -> 
 
 M = TypeVar("M", bound=nn.Module)
 
-Dims = tuple[Axis | None, ...]
-"""Axes of one tensor; None for a dimension without an axis (height and width of a kernel)."""
+Dims = tuple[Axis | Concat | None, ...]
+"""Axes of one tensor, by dimension; None for a dimension without an axis (height and width of a kernel)."""
 
 
-def conv(cin: Axis, cout: Axis, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv2d:
+def conv(cin: Axis | Concat, cout: Axis | Concat, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv2d:
     layer = nn.Conv2d(cin.length, cout.length, kernel, bias=bias, **options)
     return declare(layer, weight=(cout, cin, None, None), bias=(cout,))
 
 
-def conv1d(cin: Axis, cout: Axis, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv1d:
+def conv1d(cin: Axis | Concat, cout: Axis | Concat, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv1d:
     layer = nn.Conv1d(cin.length, cout.length, kernel, bias=bias, **options)
     return declare(layer, weight=(cout, cin, None), bias=(cout,))
 
 
-def linear(cin: Axis, cout: Axis, *, bias: bool = True) -> nn.Linear:
+def linear(cin: Axis | Concat, cout: Axis | Concat, *, bias: bool = True) -> nn.Linear:
     layer = nn.Linear(cin.length, cout.length, bias=bias)
     return declare(layer, weight=(cout, cin), bias=(cout,))
 
 
-def embedding(rows: Axis, cout: Axis) -> nn.Embedding:
+def embedding(rows: Axis, cout: Axis | Concat) -> nn.Embedding:
     return declare(nn.Embedding(rows.length, cout.length), weight=(rows, cout))
 
 
-def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
+def norm(kind: str, channels: Axis | Concat, *, groups: int = 4) -> nn.Module:
     """Return a norm over `channels` of a feature map [B, C, H, W]: static_bn, group, instance, layer or none.
 
     `instance` and `layer` are GroupNorm with one group per channel and with one group (HeteroFL Table 4). `groups`:
@@ -118,7 +150,7 @@ class InstanceNorm(nn.GroupNorm):
         return super().forward(input)
 
 
-def layer_norm(features: Axis) -> nn.LayerNorm:
+def layer_norm(features: Axis | Concat) -> nn.LayerNorm:
     """Return a LayerNorm over the last dimension (of a transformer)."""
     return declare(nn.LayerNorm(features.length), weight=(features,), bias=(features,))
 
@@ -158,7 +190,8 @@ class Layout:
     @functools.cached_property
     def axes(self) -> dict[str, Axis]:
         """All axes that can be cut, by name."""
-        return {a.name: a for dims in self.dims.values() for a in dims if a and not a.is_fixed}
+        axes = (axis for dims in self.dims.values() for dim in dims for _, axis in segments(dim))
+        return {axis.name: axis for axis in axes if not axis.is_fixed}
 
     @functools.cached_property
     def classifier(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from torch import nn
 
 from rayfl.config import ask
 from rayfl.core import norms, operations
-from rayfl.core.axes import Axis, Layout, axes_of, layout_of, size_at
+from rayfl.core.axes import Axis, Layout, axes_of, layout_of, segments, size_at
 from rayfl.core.convolutions import safe
 from rayfl.core.joined import parameters_of
 from rayfl.core.operations import Convention
@@ -280,11 +281,10 @@ def check_axes(net: Net, narrow: float = 0.5) -> None:
         raise ValueError(f"parameters differ between widths: {sorted(wide.keys() ^ thin.keys())}")
     first: dict[str, tuple[str, int]] = {}
     for name, dims in wide.items():
-        for a, b in zip(dims, thin[name], strict=True):
-            if a is None or b is None:
-                if a is not b:
-                    raise ValueError(f"{name}: a dimension is an axis at one width only")
-                continue
+        parts = [[[axis for _, axis in segments(dim)] for dim in both] for both in (dims, thin[name])]
+        if [len(part) for part in parts[0]] != [len(part) for part in parts[1]]:
+            raise ValueError(f"{name}: a dimension is an axis at one width only")
+        for a, b in zip(chain(*parts[0]), chain(*parts[1]), strict=True):
             other, size = first.setdefault(a.name, (name, a.size))
             if size != a.size and not a.is_fixed:
                 raise ValueError(

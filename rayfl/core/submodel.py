@@ -15,10 +15,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 
-from rayfl.core.axes import Axis, Dims, Layout
+from rayfl.core.axes import Axis, Concat, Dims, Layout, segments
 from rayfl.core.bitcodes import decode_places, encode_places
 from rayfl.core.net import Net
 from rayfl.core.tensors import Lazy, Params
@@ -197,9 +198,9 @@ class Slice(Selection):
         found = {}
         for name in self.part_layout.dims:
             dims = enumerate(self.whole_layout.dims[name])
-            cut = [(d, axis) for d, axis in dims if axis and axis.name in self.positions]
-            if any(isinstance(self.positions[axis.name], Picks) for _, axis in cut):
-                found[name] = [(d, _index(axis, self.positions[axis.name])) for d, axis in cut]
+            cut = [(d, dim) for d, dim in dims if any(axis.name in self.positions for _, axis in segments(dim))]
+            if any(isinstance(dim, Concat) or isinstance(self.positions[dim.name], Picks) for _, dim in cut):
+                found[name] = [(d, _index(dim, self.positions)) for d, dim in cut]
         return found
 
     @functools.cached_property
@@ -215,6 +216,7 @@ class Slice(Selection):
             if axis is None or axis.is_fixed:
                 options.append(everything)
                 continue
+            assert isinstance(axis, Axis)
             if axis.groups > 1:
                 options.append(everything)
             window = self.positions[axis.name]
@@ -224,8 +226,17 @@ class Slice(Selection):
         return [(tuple(w for w, _ in block), tuple(p for _, p in block)) for block in itertools.product(*options)]
 
 
-def _index(axis: Axis, positions: Positions) -> torch.Tensor:
-    """Return the indices of `positions` along a tensor dimension of this axis."""
+def _index(dim: Axis | Concat, positions: Mapping[str, Positions]) -> torch.Tensor:
+    """Return the selected indices along a tensor dimension."""
+    parts = [
+        start + (_along(axis, positions[axis.name]) if axis.name in positions else torch.arange(axis.length))
+        for start, axis in segments(dim)
+    ]
+    return torch.cat(parts)
+
+
+def _along(axis: Axis, positions: Positions) -> torch.Tensor:
+    """Return the indices of `positions` along an axis."""
     selected = torch.tensor([*positions.positions, *range(positions.size, axis.size)], dtype=torch.int64)
     inside = selected[:, None] * axis.copies + torch.arange(axis.copies)
     # picks in several groups repeat in an axis with a multiple of them (queries, keys and values of all heads)
@@ -249,7 +260,7 @@ def _grouped(t: torch.Tensor, dims: Dims) -> torch.Tensor:
     """Return a view with a separate dimension for the groups of every grouped axis."""
     shape: list[int] = []
     for axis, size in zip(dims, t.shape, strict=True):
-        groups = 1 if axis is None or axis.is_fixed else axis.groups
+        groups = axis.groups if isinstance(axis, Axis) and not axis.is_fixed else 1
         shape += [groups, size // groups] if groups > 1 else [size]
     return t.view(shape) if len(shape) != t.dim() else t
 
@@ -376,8 +387,10 @@ def untied(layout: Layout) -> Layout:
     given: Counter[str] = Counter()
     last = None
 
-    def named(axis: Axis | None) -> Axis | None:
-        return axis if axis is None or axis.is_fixed else replace(axis, name=f"{axis.name}@{given[axis.name]}")
+    def named(dim: Axis | Concat | None) -> Axis | Concat | None:
+        if isinstance(dim, Concat):
+            return Concat(tuple(cast(Axis, named(axis)) for axis in dim.parts))
+        return dim if dim is None or dim.is_fixed else replace(dim, name=f"{dim.name}@{given[dim.name]}")
 
     dims = {}
     for name, axes in layout.dims.items():

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from rayfl.core.axes import Axis
+from rayfl.core.axes import Axis, segments
 from rayfl.core.net import Net
 from rayfl.core.norms import StaticBatchNorm
 from rayfl.core.submodel import Picks, Positions, Slice, Window
@@ -47,10 +47,11 @@ def survivors(deployed: Deployment) -> Slice:
         changed = False
         for axis in axes:
             here = [
-                (d, _by_position(t, d, other))
+                (d, _by_position(t.narrow(d, start, other.length), d, other))
                 for name, t in matters.items()
-                for d, other in enumerate(whole.dims[name])
-                if other is not None and other.name == axis.name
+                for d, dim in enumerate(whole.dims[name])
+                for start, other in segments(dim)
+                if other.name == axis.name
             ]
             is_written, is_read = torch.zeros(2, axis.size, dtype=torch.bool)
             for d, t in here:
@@ -80,7 +81,8 @@ def _separable(net: Net) -> list[Axis]:
     for name, dims in net.layout.dims.items():
         layer = module.get_submodule(name.rpartition(".")[0])
         is_plain = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear | StaticBatchNorm)
-        tied |= {axis.name for axis in dims if axis is not None and (axis.groups > 1 or not is_plain)}
+        axes = [axis for dim in dims for _, axis in segments(dim)]
+        tied |= {axis.name for axis in axes if axis.groups > 1 or not is_plain}
     return [axis for name, axis in net.layout.axes.items() if name not in tied]
 
 

@@ -10,6 +10,7 @@ from unittest import SkipTest
 
 import torch
 
+from rayfl.core.axes import segments
 from rayfl.core.norms import fresh
 from rayfl.core.submodel import Slice
 from rayfl.core.tensors import Params
@@ -127,11 +128,13 @@ def held_by_hand(selection: Slice, name: str, shape: torch.Size) -> torch.Tensor
     if name not in selection.part_layout.dims:
         return torch.zeros(shape, dtype=torch.bool)
     held = torch.ones(shape, dtype=torch.bool)
-    for d, axis in enumerate(selection.whole_layout.dims[name]):
-        if axis is None or axis.is_fixed:
-            continue
-        along = torch.zeros(axis.groups, axis.size, axis.copies, dtype=torch.bool)
-        along[:, list(selection.positions[axis.name].positions)] = True
+    for d, dim in enumerate(selection.whole_layout.dims[name]):
+        along = torch.ones(shape[d], dtype=torch.bool)
+        for start, axis in segments(dim):
+            if not axis.is_fixed:
+                part = torch.zeros(axis.groups, axis.size, axis.copies, dtype=torch.bool)
+                part[:, list(selection.positions[axis.name].positions)] = True
+                along[start : start + axis.length] = part.flatten()
         held &= along.view([-1 if i == d else 1 for i in range(len(shape))])
     return held
 

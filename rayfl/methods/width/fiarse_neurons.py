@@ -34,7 +34,7 @@ from typing import Literal
 
 import torch
 
-from rayfl.core.axes import Layout
+from rayfl.core.axes import Layout, segments
 from rayfl.core.fold import Fold, State
 from rayfl.core.submodel import Slice, largest
 from rayfl.core.tensors import Params
@@ -70,8 +70,9 @@ def importance(layout: Layout, params: Params, weights: Iterable[str]) -> Params
     for name in weights:
         # float64, so that the float32 result, and thus the selection, hardly depends on the order of summation
         magnitudes = params[name].abs().reshape(*layout.shapes[name][:2], -1).sum(2, dtype=torch.float64)
-        for d, axis in enumerate(layout.dims[name][:2]):
-            if axis is not None and not axis.is_fixed:
-                elements = magnitudes.sum(1 - d).view(axis.groups, axis.size, axis.copies)
-                found[axis.name] += elements.sum((0, 2))
+        for d, dim in enumerate(layout.dims[name][:2]):
+            for start, axis in segments(dim):
+                if not axis.is_fixed:
+                    elements = magnitudes.sum(1 - d)[start : start + axis.length]
+                    found[axis.name] += elements.view(axis.groups, axis.size, axis.copies).sum((0, 2))
     return {name: total.float() for name, total in found.items()}
