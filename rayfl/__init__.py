@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rayfl.methods.dense import Dense as Dense
     from rayfl.models.base import ImageModel as ImageModel
     from rayfl.models.base import Model as Model
+    from rayfl.models.inferred.module import Module as Module
     from rayfl.models.layers import scaler as scaler
     from rayfl.networks import export as export
     from rayfl.session import Session as Session
@@ -70,6 +71,7 @@ _PUBLIC = {
     "methods.base": ("Client", "Deployment", "Method", "Task", "Visit"),
     "methods.dense": ("Dense",),
     "models.base": ("ImageModel", "Model"),
+    "models.inferred.module": ("Module",),
     "models.layers": ("scaler",),
     "networks": ("export",),
     "session": ("Session", "start"),

@@ -63,7 +63,7 @@ def fitting(method: type[Method]) -> list[str]:
     wants = {
         "": lambda model: True,
         "exits": lambda model: model.smallest.get("exits"),
-        "blocks": lambda model: model().blocks and model.own_name() not in UNFIT,
+        "blocks": lambda model: model_of(model.own_name()).blocks and model.own_name() not in UNFIT,
         "adapters": lambda model: issubclass(model, Lora),
     }
     models = [name for name, model in ONE.items() if wants[method.contract.wants](model) and name not in TWINS]

@@ -7,6 +7,7 @@ from rayfl.models.base import Model as Model
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
 from rayfl.models.gkt import GKTLeNet5, GKTResNet8, GKTResNet55
 from rayfl.models.huggingface import GPT2, Bert, DistilBert, Llama, Roberta
+from rayfl.models.inferred.module import Module
 from rayfl.models.liang import LiangCNN, LiangMLP
 from rayfl.models.lora import Lora
 from rayfl.models.mix import Mix
@@ -54,6 +55,7 @@ MODELS |= {
     "spafl_cnn": SpaFLCNN,
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
+    "module": Module,
     "mlp": MLP,
     "conv1d": Conv1D,
     "lstm": LSTM,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from rayfl.core.fold import Fold, Update
 from rayfl.core.seeds import numpy_generator, torch_generator
@@ -76,6 +78,26 @@ def folded(state: dict, *answers: tuple[Selection, Update]) -> Fold:
 
 
 # models
+
+
+class Branches(nn.Module):
+    """A network of a user: a residual block, a depthwise convolution, a concatenation and batch norms."""
+
+    def __init__(self, width: int = 8, num_classes: int = 4, channels: int = 1):
+        super().__init__()
+        self.stem = nn.Conv2d(channels, width, 3, padding=1)
+        self.inner = nn.Sequential(nn.Conv2d(width, 2 * width, 1), nn.BatchNorm2d(2 * width), nn.ReLU())
+        self.depthwise = nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width, bias=False)
+        self.outer = nn.Conv2d(2 * width, width, 1)
+        self.branch = nn.Conv2d(width, width - 1, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(2 * width - 1)
+        self.head = nn.Linear((2 * width - 1) * 16, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = torch.relu(x + self.outer(self.depthwise(self.inner(x))))
+        x = torch.cat([F.max_pool2d(x, 2), self.branch(x)], 1)
+        return self.head(F.relu(self.norm(x)).flatten(1))
 
 
 def model_of(given: Any) -> Model:

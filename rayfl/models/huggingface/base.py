@@ -28,11 +28,12 @@ from rayfl.core.net import Answer, Net, load
 from rayfl.core.permissions import as_new
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
+from rayfl.models import settings
 from rayfl.models.base import TokenModel
-from rayfl.models.huggingface import folder, settings
+from rayfl.models.huggingface import folder
 from rayfl.models.huggingface.network import Network, Sees, owners, renamed, resized, scaled, stepped
-from rayfl.models.huggingface.settings import Settings
 from rayfl.models.layers import check_without
+from rayfl.models.settings import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

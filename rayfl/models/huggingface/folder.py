@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.core.tensors import Params
-from rayfl.models.huggingface.settings import frozen, plain
+from rayfl.models.settings import frozen, plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -1,0 +1,356 @@
+"""Axes of any network, and the narrow copies of it."""
+
+import copy
+import functools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rayfl.core.axes import CLASSES, Axis, Concat, Dims, declare, segments
+from rayfl.models.inferred.trace import Trace, Untraceable, check_runs, traced
+
+PROBES = (0.5, 0.35)
+"""Widths at which a network must run, for which equal lengths of different axes seldom stay equal."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The axes of a whole network, and the attributes of its modules that follow their sizes."""
+
+    dims: Mapping[str, Dims]
+    """Parameter or buffer -> its axes at full width."""
+    attributes: Mapping[tuple[str, str], Mapping[str, int]]
+    """(path of a module, name of a whole number) -> axis -> how often the number contains its size."""
+    outputs: tuple[int, ...]
+    """Shape of the (last) output of one sample."""
+    fixed: tuple[str, ...]
+    """Reasons for dimensions that are not cut, each with the path of a module."""
+
+    @functools.cached_property
+    def axes(self) -> dict[str, Axis]:
+        """Axes that can be cut, by name."""
+        found = (axis for dims in self.dims.values() for dim in dims for _, axis in segments(dim))
+        return {axis.name: axis for axis in found if not axis.is_fixed}
+
+
+def plan_of(module: nn.Module, x: torch.Tensor, fixed: Iterable[str] = ()) -> Plan:
+    """Return the plan of a network on the meta device. `fixed`: paths of modules that are not cut. Parts that do not
+    run when they are cut are left whole, with a reason."""
+    trace, output = traced(module, x)
+    logits = output[-1] if isinstance(output, tuple | list) else output
+    classed = _classed(trace, logits)
+    trace.path = ""
+    trace.fix(*trace.of(logits), reason="output")
+    for path in fixed:
+        _keep(trace, path, "named in `fixed`")
+    while True:
+        plan = _planned(trace, classed, tuple(logits.shape[1:]))
+        attributes, failed = _fitted(module, plan, x)
+        if failed is None:
+            return replace(plan, attributes=attributes)
+        path, reason = failed
+        if _tie(trace, plan, path):
+            continue
+        while not _keep(trace, path, reason):
+            if not path:
+                raise Untraceable(f"the network does not run when it is cut ({reason})")
+            path = path.rpartition(".")[0]
+
+
+def _keep(trace: Trace, path: str, reason: str) -> bool:
+    """Leave the tensors of a module whole; False if they are already."""
+    labels, trace.path, changed = trace.components(), path, False
+    for name, dims in trace.dims.items():
+        if name == path or name.startswith(f"{path}.") or not path:
+            for numbers in dims:
+                if numbers is not None and labels[numbers].any():
+                    trace.fix(numbers, reason=reason)
+                    changed = True
+    return changed
+
+
+def _tie(trace: Trace, plan: Plan, path: str) -> bool:
+    """Cut the dimensions of a module that have one length together: it may have one number for all of them. False if
+    they already are."""
+    labels, first, changed = trace.components(), {}, False
+    for name, dims in plan.dims.items():
+        for d, dim in enumerate(dims) if not path or name.startswith(f"{path}.") else ():
+            numbers = trace.dims[name][d]
+            if dim is not None and not dim.is_fixed and numbers is not None:
+                other = first.setdefault(len(numbers), numbers)
+                changed |= not np.array_equal(labels[other], labels[numbers])
+                trace.equal(other, numbers)
+    return changed
+
+
+# axes
+
+
+def _planned(trace: Trace, classed: Collection[tuple[str, int]], outputs: tuple[int, ...]) -> Plan:
+    labels = trace.components()
+    places = {(name, d): labels[n] for name, dims in trace.dims.items() for d, n in enumerate(dims) if n is not None}
+    # what nothing else has is no axis: the pixels of a kernel
+    seen: Counter[int] = Counter()
+    for sets in places.values():
+        seen.update(set(sets.tolist()))
+    alone = np.zeros(trace.count, dtype=bool)
+    alone[[label for label, count in seen.items() if count == 1]] = True
+    places = {place: np.where(alone[sets], 0, sets) for place, sets in places.items()}
+    axes = _named_axes(places)
+    dims: dict[str, Dims] = {}
+    for name, numbers in trace.dims.items():
+        found: list[Axis | Concat | None] = []
+        for d, n in enumerate(numbers):
+            if n is None:
+                found.append(None)
+            elif (name, d) in classed:
+                found.append(Axis.fixed(CLASSES, len(n)))
+            else:
+                found.append(_dimension(places[name, d], axes, f"{name}.{d}"))
+        dims[name] = tuple(found)
+    reasons = tuple(dict.fromkeys(reason for _, reason in trace.reasons))
+    return Plan(dims, {}, outputs, reasons)
+
+
+def _classed(trace: Trace, logits: torch.Tensor) -> set[tuple[str, int]]:
+    """Return the dimensions of parameters that are the rows of the output, in their order."""
+    labels = trace.components()
+    rows = [labels[layer.flatten()] for layer in trace.of(logits) if layer.shape[-1] == layer.numel()]
+    places = [(name, d, n) for name, dims in trace.dims.items() for d, n in enumerate(dims) if n is not None]
+    return {(name, d) for name, d, n in places for row in rows if np.array_equal(labels[n], row)}
+
+
+def _named_axes(places: Mapping[tuple[str, int], np.ndarray]) -> dict[int, tuple[str, int, int]]:
+    """Return set -> (axis, its position, number of positions). Sets are of one axis if they occur in the same
+    dimensions of the same tensors, in unbroken runs."""
+    where: dict[int, list[Any]] = defaultdict(list)
+    for place, sets in places.items():
+        for label in dict.fromkeys(sets.tolist()):
+            where[label].append(place)
+    where.pop(0, None)
+    kinds = {label: tuple(some) for label, some in where.items()}
+    while True:
+        finer: dict[int, list[Any]] = defaultdict(list)
+        for sets in places.values():
+            for number, run in enumerate(_runs(sets, kinds)):
+                for label in set(run):
+                    finer[label].append(number)
+        refined = {label: (kind, tuple(finer[label])) for label, kind in kinds.items()}
+        numbered = {kind: i for i, kind in enumerate(dict.fromkeys(refined.values()))}
+        new = {label: numbered[kind] for label, kind in refined.items()}
+        if len(set(new.values())) == len(set(kinds.values())):
+            break
+        kinds = new
+    members: dict[Any, list[int]] = defaultdict(list)
+    first: dict[Any, tuple[str, int]] = {}
+    for place, sets in places.items():
+        for label in dict.fromkeys(sets.tolist()):
+            if label:
+                kind = kinds[label]
+                first.setdefault(kind, place)
+                if first[kind] == place:
+                    members[kind].append(label)
+    axes: dict[int, tuple[str, int, int]] = {}
+    names: Counter[str] = Counter()
+    for kind, labels in members.items():
+        path = first[kind][0].rpartition(".")[0] or first[kind][0]
+        names[path] += 1
+        name = path if names[path] == 1 else f"{path}#{names[path]}"
+        if len(labels) > 1:
+            axes |= {label: (name, i, len(labels)) for i, label in enumerate(labels)}
+    return axes
+
+
+def _runs(sets: np.ndarray, kinds: Mapping[int, Any]) -> list[list[int]]:
+    """Return the runs of sets of one kind."""
+    runs: list[list[int]] = []
+    last: Any = ()
+    for label in sets.tolist():
+        kind = kinds.get(label)
+        if not runs or kind != last:
+            runs.append([])
+        last = kind
+        runs[-1].append(label)
+    return [run for run in runs if run[0]]
+
+
+def _dimension(sets: np.ndarray, axes: Mapping[int, tuple[str, int, int]], name: str) -> Axis | Concat | None:
+    """Return the axes of one dimension."""
+    parts: list[Axis] = []
+    start = 0
+    kinds = [axes[label][0] if label in axes else "" for label in sets.tolist()]
+    while start < len(sets):
+        end = start
+        while end < len(sets) and kinds[end] == kinds[start]:
+            end += 1
+        if kinds[start]:
+            _, _, size = axes[int(sets[start])]
+            positions = np.array([axes[int(label)][1] for label in sets[start:end]])
+            parts.append(_axis(kinds[start], size, positions))
+        else:
+            parts.append(Axis.fixed(f"{name}.fixed", end - start))
+        start = end
+    if len(parts) == 1:
+        return None if parts[0].is_fixed else parts[0]
+    return Concat(tuple(parts))
+
+
+def _axis(name: str, size: int, positions: np.ndarray) -> Axis:
+    """Return the axis of positions 0, 1, ..., each with its copies, in every group."""
+    copies = int(np.argmax(positions != positions[0])) or len(positions)
+    groups = len(positions) // (size * copies)
+    expected = np.tile(np.repeat(np.arange(size), copies), groups)
+    if not np.array_equal(expected, positions):
+        raise Untraceable(f"the positions of axis {name} have an order that no axis has")
+    return Axis(name, size, groups, copies)
+
+
+# narrow networks
+
+
+def narrowed(module: nn.Module, plan: Plan, sizes: Mapping[str, int]) -> nn.Module:
+    """Cut a network in place to the first positions of its axes, and declare their axes."""
+    dims = {name: tuple(_resized(dim, sizes) for dim in some) for name, some in plan.dims.items()}
+    done: dict[int, nn.Parameter] = {}
+    for path, part in module.named_modules():
+        prefix = f"{path}." if path else ""
+        own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        cut = False
+        for name, t in own:
+            full = plan.dims.get(f"{prefix}{name}")
+            if full is None:
+                # a tied parameter has its first name
+                if id(t) in done:
+                    part.register_parameter(name, done[id(t)])
+                    cut = True
+                continue
+            new = _first(t, full, sizes)
+            if new.shape != t.shape:
+                cut = True
+                if isinstance(t, nn.Parameter):
+                    part.register_parameter(name, nn.Parameter(new.contiguous(), t.requires_grad))
+                else:
+                    setattr(part, name, new.contiguous())
+            if isinstance(t, nn.Parameter):
+                done[id(t)] = part._parameters[name]  # pyright: ignore[reportArgumentType]
+        if cut:
+            _adjust(part)
+        names = [name for name, _ in part.named_parameters(recurse=False)]
+        if names:
+            declare(part, **{name: dims[f"{prefix}{name}"] for name in names if f"{prefix}{name}" in dims})
+    for (path, name), terms in plan.attributes.items():
+        setattr(module.get_submodule(path), name, sum(sizes[axis] * count for axis, count in terms.items()))
+    return module
+
+
+def _resized(dim: Axis | Concat | None, sizes: Mapping[str, int]) -> Axis | Concat | None:
+    if isinstance(dim, Concat):
+        return Concat(tuple(replace(axis, size=sizes.get(axis.name, axis.size)) for axis in dim.parts))
+    return dim if dim is None else replace(dim, size=sizes.get(dim.name, dim.size))
+
+
+def _first(t: torch.Tensor, dims: Dims, sizes: Mapping[str, int]) -> torch.Tensor:
+    """Return the first positions of a tensor along its axes."""
+    t = t.detach()
+    for d, dim in enumerate(dims):
+        kept = []
+        for start, axis in segments(dim):
+            size = sizes.get(axis.name, axis.size) if not axis.is_fixed else axis.size
+            inside = torch.arange(axis.length).view(axis.groups, axis.size, axis.copies)[:, :size]
+            kept.append(start + inside.flatten())
+        if kept and sum(map(len, kept)) < t.shape[d]:
+            t = t.index_select(d, torch.cat(kept).to(t.device))
+    return t
+
+
+def _adjust(part: nn.Module) -> None:
+    """Set the sizes that a layer of torch keeps beside its parameters."""
+    weight = getattr(part, "weight", None)
+    if isinstance(part, nn.modules.conv._ConvNd):
+        assert isinstance(weight, torch.Tensor)
+        rows, columns = weight.shape[:2]
+        if part.groups > 1 and columns == 1 and part.groups == part.in_channels:
+            part.groups = rows // (part.out_channels // part.in_channels)
+        inner, outer = (columns * part.groups, rows) if not part.transposed else (rows, columns * part.groups)
+        part.in_channels, part.out_channels = inner, outer
+    elif isinstance(part, nn.Linear):
+        part.out_features, part.in_features = part.weight.shape
+    elif isinstance(part, nn.Embedding):
+        part.num_embeddings, part.embedding_dim = part.weight.shape
+    elif isinstance(part, nn.GroupNorm):
+        part.num_groups = len(part.weight) if part.num_groups == part.num_channels else part.num_groups
+        part.num_channels = len(part.weight)
+    elif isinstance(part, nn.LayerNorm | nn.RMSNorm):
+        part.normalized_shape = tuple(part.weight.shape)
+    elif isinstance(part, nn.modules.batchnorm._NormBase) and part.weight is not None:
+        part.num_features = len(part.weight)
+    elif isinstance(part, nn.MultiheadAttention):
+        part.embed_dim = part.kdim = part.vdim = part.in_proj_weight.shape[1]
+        part.head_dim = part.embed_dim // part.num_heads
+
+
+def _fitted(module: nn.Module, plan: Plan, x: torch.Tensor) -> tuple[dict[Any, Any], tuple[str, str] | None]:
+    """Return the attributes to set so that the network runs at half its width, and (path, reason) if it does not.
+
+    Modules keep sizes beside their parameters (`self.heads`). One that fails gets those numbers, one after another, of
+    its own and of the modules around it that are the length of a dimension, if more operations run with them.
+    """
+    probes = [{name: math.ceil(axis.size * width) for name, axis in plan.axes.items()} for width in PROBES]
+
+    def failure(attributes: Mapping[Any, Any]) -> tuple[Untraceable | None, float]:
+        """Return the first error, and how far all probes came."""
+        first, done = None, 0.0
+        for sizes in probes:
+            try:
+                check_runs(narrowed(copy.deepcopy(module), replace(plan, attributes=attributes), sizes), x)
+                done += 1e9
+            except Untraceable as error:
+                first, done = first or error, done + error.done
+        return first, done
+
+    attributes: dict[Any, Any] = {}
+    error, done = failure(attributes)
+    while error is not None:
+        tried = [
+            (candidate, *failure(attributes | candidate))
+            for candidate in _numbers(module, plan, error.path, attributes)
+        ]
+        best = max(tried, key=lambda one: one[2], default=None)
+        if best is None or best[2] <= done:
+            return {}, (error.path, error.reason)
+        attributes, error, done = attributes | best[0], *best[1:]
+    return attributes, None
+
+
+def _numbers(module: nn.Module, plan: Plan, path: str, known: Collection[Any]) -> Iterator[dict[Any, Any]]:
+    """Yield numbers of a module and of those around it that are a size or a length of their parameters."""
+    while True:
+        lengths: dict[int, list[dict[str, int]]] = defaultdict(list)
+        for name, dims in plan.dims.items():
+            for dim in dims if not path or name.startswith(f"{path}.") else ():
+                parts = [axis for _, axis in segments(dim)]
+                whole: Counter[str] = Counter()
+                for axis in parts:
+                    whole[axis.name] += axis.groups * axis.copies
+                    for count in {1, axis.groups, axis.copies} if not axis.is_fixed else ():
+                        lengths[axis.size * count].append({axis.name: count})
+                if not any(axis.is_fixed for axis in parts):
+                    lengths[sum(axis.length for axis in parts)].append(dict(whole))
+        part = module.get_submodule(path)
+        numbers = {} if type(part).__module__.startswith("torch.nn.") else vars(part)
+        for name, value in numbers.items():
+            if type(value) is int and (path, name) not in known:
+                seen: list[dict[str, int]] = []
+                for terms in lengths.get(value, ()):
+                    if terms not in seen:
+                        seen.append(terms)
+                        yield {(path, name): terms}
+        if not path:
+            return
+        path = path.rpartition(".")[0]

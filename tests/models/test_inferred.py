@@ -1,0 +1,202 @@
+"""Axes that are inferred from a forward pass: by hand, and against the whole network with zeros elsewhere."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rayfl.config import ConfigError
+from rayfl.core.axes import Concat, segments
+from rayfl.core.net import Net, check_axes, load
+from rayfl.core.seeds import torch_generator
+from rayfl.core.submodel import prefix, random_subset
+from rayfl.models.inferred.module import Module
+from rayfl.testing.tiny import tiny
+
+
+class Looks(nn.Module):
+    """A network whose path depends on its input."""
+
+    def __init__(self, num_classes: int = 4):
+        super().__init__()
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(x if x.sum() > 0 else -x)
+
+
+class Attends(nn.Module):
+    """Attention as users write it: queries, keys and values of one layer, with sizes kept beside the parameters."""
+
+    def __init__(self, width: int = 12, heads: int = 3, num_classes: int = 4):
+        super().__init__()
+        self.heads, self.width, self.inside = heads, width, width // heads
+        self.patches = nn.Conv2d(1, width, 4, stride=4)
+        self.places = nn.Parameter(torch.zeros(1, 4, width))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        q, k, v = self.qkv(x).view(len(x), 4, 3, self.heads, self.inside).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, scale=0.5).transpose(1, 2).reshape(len(x), 4, self.width)
+        return self.head((x + self.out(y)).mean(1))
+
+
+class Sorts(nn.Module):
+    """Operations without a rule on one branch, whose channels stay whole."""
+
+    def __init__(self, num_classes: int = 4):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.head(F.relu(self.second(self.first(x.flatten(1)).sort(1).values)))
+
+
+class Whole(nn.Module):
+    def __init__(self, num_classes: int = 4):
+        super().__init__()
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+def module(of, **given) -> Module:
+    of = f"test_inferred:{of}" if ":" not in of else of
+    return Module(**{"of": of, "input": (1, 8, 8), "classes": 4} | given)
+
+
+BRANCHES = "rayfl.testing.tiny:Branches"
+
+
+def parts(net, name):
+    """Return (axis, groups, size, copies) of the parts of each dimension."""
+    return [[(a.name, a.groups, a.size, a.copies) for _, a in segments(dim)] for dim in net.layout.dims[name]]
+
+
+def test_axes_by_hand():
+    """A residual addition, a depthwise convolution, a concatenation, a flatten."""
+    net = Net(module(BRANCHES))
+    assert {name: axis.size for name, axis in net.layout.axes.items()} == {"stem": 8, "inner.0": 16, "branch": 7}
+    assert parts(net, "stem.weight") == [[("stem", 1, 8, 1)], [], [], []]
+    assert parts(net, "outer.weight")[:2] == [[("stem", 1, 8, 1)], [("inner.0", 1, 16, 1)]]
+    assert parts(net, "depthwise.weight") == [[("inner.0", 1, 16, 1)], [], [], []]
+    assert parts(net, "norm.weight") == [[("stem", 1, 8, 1), ("branch", 1, 7, 1)]]
+    assert parts(net, "head.weight") == [[("classes", 1, 4, 1)], [("stem", 1, 8, 16), ("branch", 1, 7, 16)]]
+    assert isinstance(net.layout.dims["norm.weight"][0], Concat)
+
+
+def test_a_narrow_network_is_really_narrow():
+    """4 of 8, 8 of 16 and 4 of 7 channels: every layer's parameters and attributes."""
+    net = Net(module(BRANCHES), 0.5)
+    built = net.build()
+    assert (built.depthwise.in_channels, built.depthwise.groups, built.head.in_features) == (8, 8, 8 * 16)
+    by_hand = (4 * 9 + 4) + (8 * 4 + 8) + 2 * 8 + 8 * 9 + (4 * 8 + 4) + (4 * 4 * 9 + 4) + 2 * 8 + (4 * 128 + 4)
+    assert net.parameters == by_hand
+    macs = 64 * (4 * 9 + 8 * 4 + 8 * 9 + 4 * 8) + 16 * 4 * 4 * 9 + 4 * 128
+    assert net.macs == macs
+    check_axes(Net(module(BRANCHES)), 0.5)
+
+
+def test_a_concatenation_is_cut_in_each_part():
+    whole = Net(module(BRANCHES))
+    norm = {"norm.weight": torch.arange(15.0)}
+    assert prefix(whole, replace(whole, width=0.5)).take(norm)["norm.weight"].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def test_queries_keys_and_values_share_the_positions_of_a_head():
+    net = Net(module("Attends"), 0.5)
+    assert parts(Net(module("Attends")), "qkv.weight") == [[("qkv", 9, 4, 1)], [("places", 1, 12, 1)]]
+    built = net.build()
+    assert (built.inside, built.width, built.heads, built.qkv.weight.shape) == (2, 6, 3, (18, 6))
+
+
+@pytest.mark.parametrize(
+    ("of", "given"),
+    [
+        ("Attends", {}),
+        ("torchvision.models:squeezenet1_1", {"input": (3, 32, 32)}),
+        ("torchvision.models:mobilenet_v3_small", {"input": (3, 32, 32)}),
+        (
+            "torchvision.models:DenseNet",
+            {"input": (3, 32, 32), "options": {"growth_rate": 4, "block_config": [2, 2], "num_init_features": 6}},
+        ),
+    ],
+)
+def test_a_narrow_network_is_the_whole_one_with_zeros_elsewhere(of, given, float64):
+    """At random positions of every axis."""
+    whole = Net(module(of, **given))
+    assert len(whole.layout.axes) > 1 and whole.output.shape == (1, 4)
+    narrow, generator = replace(whole, width=0.4), torch_generator(0, "test:inferred")
+    selection = random_subset(whole, narrow, generator)
+    drawn = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in whole.layout.shapes.items()}
+    part = selection.take(drawn)
+    x, answers = torch.randn(2, *whole.model.input, generator=generator), []
+    for net, params in ((narrow, part), (whole, selection.spread(part))):
+        built = net.build().eval()
+        load(built, params)
+        with torch.no_grad():
+            answers.append(built(x))
+    assert narrow.parameters < 0.5 * whole.parameters
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-10)
+
+
+def test_torch_s_attention_keeps_its_heads():
+    options = {"image_size": 8, "patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 12, "mlp_dim": 10}
+    net = Net(module("torchvision.models:VisionTransformer", input=(3, 8, 8), options=options), 0.5)
+    attention = net.build().encoder.layers[0].self_attention
+    assert (attention.embed_dim, attention.num_heads, attention.head_dim) == (6, 2, 3)
+    assert net.build()(torch.zeros(2, 3, 8, 8)).shape == (2, 4)
+
+
+def test_what_has_no_rule_stays_whole():
+    net = Net(module("Sorts"), 0.5)
+    assert net.layout.axes.keys() == {"second"}
+    assert net.build().first.weight.shape == (8, 64)
+
+
+def test_named_modules_are_never_cut():
+    net = Net(module(BRANCHES, fixed=("branch",)))
+    assert net.layout.axes.keys() == {"inner.0"}
+
+
+def test_the_classes_and_options_reach_the_constructor():
+    net = Net(module(BRANCHES, options={"width": 4}, classes=7))
+    assert net.output.shape == (1, 7) and net.layout.axes["stem"].size == 4
+    assert net.layout.classifier == ("head.weight", "head.bias")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"of": "nowhere:Net"}, "test: model.of: 'nowhere:Net' cannot be called (ModuleNotFoundError"),
+        ({"of": BRANCHES, "options": {"wide": 3}}, "test: model.options: {'wide': 3, 'num_classes': 4} is not valid"),
+        ({"of": BRANCHES, "options": {"num_classes": 3}}, "returns outputs of shape [3] per sample. Allowed: [4]"),
+        ({"of": "test_inferred:Looks"}, "do not look at the values of tensors"),
+        ({"of": BRANCHES, "options": {"channels": 3}}, "stem does not run on the meta device"),
+        (
+            {"of": "collections:OrderedDict"},
+            "model.of: collections:OrderedDict returned OrderedDict. Allowed: a torch.nn.Module",
+        ),
+    ],
+)
+def test_networks_that_do_not_fit(given, message):
+    with pytest.raises(ConfigError) as error:
+        tiny(model={"name": "module", **given})
+    assert message in str(error.value)
+
+
+def test_a_class_of_an_importable_module_is_its_name():
+    assert Module(of=nn.Linear).of == "torch.nn.modules.linear:Linear"
+
+    class Inside(nn.Module):
+        pass
+
+    with pytest.raises(ConfigError, match="a class or function of a module that actors can import"):
+        Module(of=Inside)
