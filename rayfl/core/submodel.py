@@ -198,7 +198,7 @@ class Slice(Selection):
         found = {}
         for name in self.part_layout.dims:
             dims = enumerate(self.whole_layout.dims[name])
-            cut = [(d, dim) for d, dim in dims if any(axis.name in self.positions for _, axis in segments(dim))]
+            cut = [(d, dim) for d, dim in dims if dim and any(a.name in self.positions for _, a in segments(dim))]
             if any(isinstance(dim, Concat) or isinstance(self.positions[dim.name], Picks) for _, dim in cut):
                 found[name] = [(d, _index(dim, self.positions)) for d, dim in cut]
         return found

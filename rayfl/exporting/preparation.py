@@ -52,4 +52,4 @@ class Preparation:
 
     def plain(self) -> dict[str, Any]:
         """Return the preparation as plain JSON."""
-        return self.prepare.plain() | self.goal.plain() | self.names
+        return {**self.prepare.plain(), **self.goal.plain(), **self.names}

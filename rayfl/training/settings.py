@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -209,7 +209,9 @@ def precise(training: Training, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    cudnn, attention, memory = torch.backends.cudnn, torch.backends.cuda, torch.utils.deterministic  # pyright: ignore
+    # modules whose attributes are properties
+    cudnn, memory = cast(Any, torch.backends.cudnn), cast(Any, torch.utils.deterministic)
+    attention = torch.backends.cuda
     before = cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory
     mode, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fast, faster = attention.mem_efficient_sdp_enabled(), attention.cudnn_sdp_enabled()

@@ -92,8 +92,8 @@ class Recorder(tune.Callback):
 
     def get_state(self) -> None:
         # Tune calls this when it has written the other files of a snapshot
-        if self._all:
-            self.note_snapshot(Path(self._all[0].storage.experiment_driver_staging_path))
+        if self._all and (storage := self._all[0].storage) is not None:
+            self.note_snapshot(Path(storage.experiment_driver_staging_path))
 
     def on_step_begin(self, iteration: int, trials: list, **info) -> None:
         self._all = trials
