@@ -26,6 +26,7 @@ from torch import nn
 
 import rayfl
 from rayfl.config import ConfigError
+from rayfl.config.failures import PluginFailed
 from rayfl.core.net import cached_module
 from rayfl.driver import check_folder
 from rayfl.engine.checked import Diverged
@@ -627,10 +628,11 @@ def test_capacities_and_clients_of_odd_types_are_refused(tmp_path):
 
 
 def test_an_error_in_a_users_code_is_said_with_its_type_and_place(tmp_path):
-    with pytest.raises(KeyError):
+    with pytest.raises(PluginFailed):
         rayfl.run(tiny(rounds=1), tmp_path, listeners=[Misspelt()])
     error = str(RunFolder.open(tmp_path).error)
-    assert error.startswith("KeyError: 'acuracy_mean'\nTraceback") and 'return line["acuracy_mean"] > 1' in error
+    assert "listeners: test_driver:Misspelt, on_round: KeyError: 'acuracy_mean'\nTraceback" in error
+    assert 'return line["acuracy_mean"] > 1' in error
 
 
 def test_a_sweep_is_not_continued_with_more_rounds_or_points(tmp_path):

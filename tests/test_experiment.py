@@ -23,7 +23,8 @@ from rayfl.models.cnn import DigitsCNN
 from rayfl.reference.describe import describe
 from rayfl.training.settings import Training
 
-METHODS_SO_FAR = f"Allowed: {', '.join(sorted(METHODS))}"
+METHODS_SO_FAR = f"Allowed: one of {len(METHODS)} names. Hint: `rayfl list --like TEXT` shows them"
+MODELS_SO_FAR = f"one of {len(MODELS)} names. Hint: `rayfl list --like TEXT` shows them"
 TRAINING = f"Allowed: {', '.join(sorted(Training.model_fields))}"
 
 
@@ -103,8 +104,7 @@ MISTAKES = {
     ),
     "unknown model": (
         {"model": "digit_cnn"},
-        "test: model.name: no model is called 'digit_cnn'. Did you mean 'digits_cnn'? Allowed: "
-        + ", ".join(sorted(MODELS)),
+        f"test: model.name: no model is called 'digit_cnn'. Did you mean 'digits_cnn'? Allowed: {MODELS_SO_FAR}",
     ),
     "unknown data": (
         {"data": "mnits"},
@@ -117,8 +117,7 @@ MISTAKES = {
     ),
     "no name": (
         {"method": {"scaler": True}},
-        "test: method: {'scaler': True} is not valid. "
-        + METHODS_SO_FAR.replace(" ", " a mapping with a `name`, one of: ", 1),
+        "test: method: {'scaler': True} is not valid. " + METHODS_SO_FAR.replace(" ", " a mapping with a `name`: ", 1),
     ),
     "what rayfl fills in": (
         {"method": {"name": "fedavg", "task": 1}},
@@ -396,8 +395,7 @@ def test_sections_are_objects_mappings_or_names():
     assert experiment.model.input == (1, 8, 8)
     assert message(Experiment, model="digits_cnn", trainin={}).startswith("Experiment: unknown key 'trainin'. Did you")
     assert message(Experiment, model=HeteroFL()) == (
-        f"Experiment: model: {HeteroFL()!r} is not valid. Allowed: a mapping with a `name`, one of: "
-        + ", ".join(sorted(MODELS))
+        f"Experiment: model: {HeteroFL()!r} is not valid. Allowed: a mapping with a `name`: {MODELS_SO_FAR}"
     )
     assert message(experiment.with_, rounds=0) == "Experiment: rounds: 0 is not valid. Allowed: at least 1"
     assert experiment.with_(rounds=3) == read_experiment(experiment.plain() | {"rounds": 3}, "again")

@@ -18,6 +18,7 @@ from rayfl.config.failures import named
 from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net, cached_module, net_of
+from rayfl.core.seeds import PROCESS
 from rayfl.core.submodel import Selection, Slice
 from rayfl.core.tensors import SEPARATOR, leaves, norm
 from rayfl.methods.base import (
@@ -136,9 +137,11 @@ class Checked:
 
     def _ask(self, verb: str, of: str, check: Callable[[Any], None], *arguments: Any) -> Any:
         def run() -> Any:
-            process = settings()
-            answer = methodcaller(verb, *arguments)(self.method)
-            require_settings(process)
+            # jobs of other threads change settings of the process
+            with PROCESS:
+                process = settings()
+                answer = methodcaller(verb, *arguments)(self.method)
+                require_settings(process)
             check(answer)
             return answer
 
