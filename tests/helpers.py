@@ -24,6 +24,7 @@ from rayfl.methods.base import Client, Deployment, Method, Task, Visit
 from rayfl.methods.dense import Dense
 from rayfl.methods.lowrank import LOWRANK
 from rayfl.methods.sizes import fixed_capacities, same
+from rayfl.models import MODELS
 from rayfl.models.base import ImageModel, Model
 from rayfl.testing.tiny import TINY as TINY
 from rayfl.testing.tiny import Shuffled as Shuffled
@@ -50,6 +51,9 @@ NESTED = {
     **{method: {"model": ADAPTED, "data": made_up_for(ADAPTED)} for method in LOWRANK},
 }
 """Tiny experiments of methods that want early exits, residual blocks or adapters."""
+
+COMPLETE = {name: cls for name, cls in MODELS.items() if not any(f.is_required() for f in cls.model_fields.values())}
+"""Models without options that a user must give."""
 
 
 class Perceptron(ImageModel):

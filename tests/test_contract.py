@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from helpers import COMPLETE
 
 from rayfl.core.net import Net
 from rayfl.data import PARTITIONS, SCORES
@@ -209,7 +210,7 @@ def test_every_method_and_model_has_sound_defaults():
         model = model_of("lora" if method.contract.wants == "adapters" else "digits_cnn")
         data = {"name": "synthetic"} | made_up_for(model)
         read_experiment({"model": model, "data": data, "method": name}, "test")
-    for name in MODELS:
-        images, model = {"name": "synthetic", "shape": [1, 32, 32]}, MODELS[name]()
+    for name, cls in COMPLETE.items():
+        images, model = {"name": "synthetic", "shape": [1, 32, 32]}, cls()
         data = images if model.takes == "input" else {"name": "synthetic"} | made_up_for(model)
         read_experiment({"model": name, "data": data}, "test")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers import COMPLETE
 from torch import nn
 
 from rayfl.config import ConfigError
@@ -336,7 +337,7 @@ def test_training_costs_three_forward_passes_of_two_operations_a_multiply_add():
     assert training_flops(net, 600, {"conv2": 0.25}) == 6 * (without + net.layer_macs["conv2"] / 4) * 600
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in DEEPEST])
+@pytest.mark.parametrize("name", [name for name in COMPLETE if name not in DEEPEST])
 def test_counts_are_those_of_the_network(name):
     net, scaled = (Net(MODELS[name](), 1 / 16, scale=scale) for scale in (1, 0.5))
     assert scaled.parameters == sum(p.numel() for p in scaled.build().parameters())

@@ -259,7 +259,8 @@ def test_check_goes_on_after_an_error_in_a_users_code(rayfl, config, tmp_path, m
     code, out, err = rayfl("check", "ints.yaml", config(method="heterofl"))
     assert code == 2 and out.splitlines() == ["exp.yaml: valid run of heterofl"]
     assert err.startswith(
-        "error: ints.yaml: model: lab_model:Ints, build at width 1: AttributeError: 'int' object has no attribute 'length'"
+        "error: ints.yaml: model: lab_model:Ints, build at width 1: "
+        "AttributeError: 'int' object has no attribute 'length'"
     )
     assert "return rayfl.linear(64, self.labels)" in err
 

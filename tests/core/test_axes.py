@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from helpers import COMPLETE
 from torch import nn
 
 from rayfl.core.axes import (
@@ -109,13 +110,13 @@ def test_groups_of_the_group_norms():
     assert groups == {"group": 4, "instance": 12, "layer": 1}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", COMPLETE)
 def test_every_model_passes_the_two_width_check(name):
     check_axes(Net(MODELS[name]()))
     check_axes(Net(MODELS[name]()), narrow=1 / 16)
 
 
-@pytest.mark.parametrize("name", [name for name, cls in MODELS.items() if issubclass(cls, ImageModel)])
+@pytest.mark.parametrize("name", [name for name, cls in COMPLETE.items() if issubclass(cls, ImageModel)])
 def test_image_channels_and_classes_are_never_cut(name):
     model = MODELS[name](classes=7)
     narrow = Net(model, 1 / 16).layout

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from helpers import COMPLETE
 from torch import nn
 
 from rayfl.config import ConfigError, load_yaml
@@ -22,7 +23,7 @@ from rayfl.models.mix import Mix, Projected
 from rayfl.testing import ModelContract
 from rayfl.testing.tiny import assert_same, run, simulate, small, tiny
 
-OF_IMAGES = [name for name, cls in MODELS.items() if issubclass(cls, ImageModel)]
+OF_IMAGES = [name for name, cls in COMPLETE.items() if issubclass(cls, ImageModel)]
 SEQUENCES = {"hidden": 20, "heads": 2, "layers": 1, "ffn": 12, "positions": 70}
 MIX = {
     "name": "mix",

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from helpers import COMPLETE
 from torch import nn
 
 from rayfl.config import ConfigError
@@ -21,7 +22,7 @@ from rayfl.models import MODELS, ImageModel
 from rayfl.models.layers import Scaler, Step, scaler
 from rayfl.testing.tiny import tiny
 
-OF_IMAGES = [name for name, cls in MODELS.items() if issubclass(cls, ImageModel)]
+OF_IMAGES = [name for name, cls in COMPLETE.items() if issubclass(cls, ImageModel)]
 WITH_NORM = [name for name, cls in MODELS.items() if "norm" in cls.model_fields]
 RESNETS = [name for name in MODELS if "resnet" in name]
 POST_ACT = [name for name in RESNETS if "exits" in MODELS[name].model_fields]
@@ -82,7 +83,7 @@ def images(model, count=4):
     return torch.randn(count, *shape, generator=torch_generator(0, "test:images"))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", COMPLETE)
 def test_the_registered_name_is_the_models(name):
     assert MODELS[name]().name == name
 
