@@ -49,13 +49,16 @@ def test_rounds_are_plain_torch_s(tmp_path: Path, size: str, adaptive: bool) -> 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 @pytest.mark.parametrize("size", ["largest", "own"])
 def test_the_server_s_network_is_fedavg_s(tmp_path: Path, alpha: float, size: str) -> None:
-    """Equal bit for bit, with momentum and weight decay; at the share 0 clients use the networks that they send."""
+    """With momentum and weight decay. At the share 0 clients use the networks that they send, and bits are equal.
+    Otherwise steps go over two networks in one vector, at whose other end a processor can round otherwise."""
     training, states = {"momentum": 0.9, "weight_decay": 0.1}, []
     for method in ({"name": "fedavg", "weight": "uniform"}, {"name": "apfl", "alpha": alpha}):
         simulation = simulate(tiny(method=method | {"size": size}, training=training), tmp_path / method["name"])
         run(simulation)
         states.append(simulation.state)
-    assert_same(states[1], states[0])
+    if alpha == 0:
+        assert_same(states[1], states[0])
+    torch.testing.assert_close(states[1], states[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", ["largest", "own"])
