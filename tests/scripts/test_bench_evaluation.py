@@ -37,7 +37,7 @@ def jobs_of(simulation):
         for job in jobs:
             message = job.make()
             if verb == "collect":
-                samples[verb] += int(data.train.sizes[message.clients].sum())
+                samples[verb] += len(message.rows)
             elif message.split in shards:
                 samples[verb] += int(shards[message.split].sizes[message.items].sum())
             else:

@@ -20,7 +20,7 @@ def test_no_round_runs_after_the_last_measured_one(bench, monkeypatch):
             yield {"seconds": len(received) - 1.0}
 
     monkeypatch.setattr(bench, "experiment", lambda steps: None)
-    monkeypatch.setattr(bench.rayfl, "start", lambda *_: contextlib.nullcontext(session()))
+    monkeypatch.setattr(bench.rayfl, "start", lambda *_, **options: contextlib.nullcontext(session()))
     monkeypatch.setattr(bench, "came_to", lambda node: received[-1])
     assert bench.rounds(None, "node", 1) == (3, 1000)
     assert len(received) - 1 == 1 + bench.ROUNDS == 4
