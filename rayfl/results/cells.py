@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,8 +21,9 @@ def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def safe(cell: Any) -> Any:
-    """Return a cell of a CSV file; text that a spreadsheet would run as a formula begins with an apostrophe."""
-    if not isinstance(cell, str) or not cell.startswith(FORMULA):
+    """Return a cell of a CSV file; text that a spreadsheet would run as a formula begins with an apostrophe. Columns of
+    capacities ("@0.25") name no cell or function."""
+    if not isinstance(cell, str) or not cell.startswith(FORMULA) or re.match(r"@\d", cell):
         return cell
     try:
         float(cell)

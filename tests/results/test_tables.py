@@ -334,9 +334,9 @@ def test_epsilon_is_a_column_where_a_row_has_one():
 
 
 def test_a_csv_file_has_no_formulas():
-    given = ["=HYPERLINK(1)", "+1+2", "-1-2", "@A1", "\tx", "-2.5", "+3", "-inf", "a=1", -2.5, None, "–"]
+    given = ["=HYPERLINK(1)", "+1+2", "-1-2", "@A1", "\tx", "@0.25", "-2.5", "+3", "-inf", "a=1", -2.5, None, "–"]
     [row] = csv.reader(io.StringIO(as_csv(given, [])))
-    assert row == ["'=HYPERLINK(1)", "'+1+2", "'-1-2", "'@A1", "'\tx", *map(str, given[5:10]), "", "–"]
+    assert row == ["'=HYPERLINK(1)", "'+1+2", "'-1-2", "'@A1", "'\tx", *map(str, given[5:11]), "", "–"]
 
 
 def test_csv_has_exactly_the_named_columns():
