@@ -14,6 +14,7 @@ from helpers import OfPoints, PersonalHead, Points, run, simulate, tiny
 from torch import nn
 
 from rayfl.config import ConfigError
+from rayfl.config.failures import PluginFailed
 from rayfl.core.axes import conv, linear
 from rayfl.core.fold import Update
 from rayfl.core.net import Net, params_of
@@ -432,5 +433,5 @@ def test_a_listener_cannot_change_a_record():
 
 
 def test_a_listener_that_breaks_a_promise():
-    with pytest.raises(TypeError, match="NoneType"):
+    with pytest.raises(PluginFailed, match="test_testing:Homeless, on_start: TypeError: .*NoneType"):
         type("Contract", (ListenerContract,), {"listener": Homeless()})().test_a_run_without_a_folder_may_have_it()
