@@ -275,13 +275,14 @@ def nearest(given: Any, known: Iterable[str]) -> str:
 
 
 def typo_of(given: Any, known: Iterable[str]) -> str:
-    """Return "Did you mean 'x'? " for a name that begins with `given`, has few other letters, or its words' initials;
-    "" without one."""
+    """Return "Did you mean 'x'? " for a name that begins with `given`, contains it as a path, has few other letters, or
+    its words' initials; "" without one."""
     given, known = str(given), list(known)
     longer = [name for name in known if given and name.startswith(given)]
     alike = [name for name in difflib.get_close_matches(given, known) if _is_typo(given, name)]
     initials = "".join(word[:1] for word in given.split("_"))
-    close = longer or alike or [name for name in known if name == initials]
+    outer = [name for name in known if given.startswith(f"{name}.")]
+    close = longer or outer or alike or [name for name in known if name == initials]
     return f"Did you mean {close[0]!r}? " if close else ""
 
 

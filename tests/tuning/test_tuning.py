@@ -468,7 +468,7 @@ def test_a_resumed_sweep_has_the_published_numbers_of_its_file(tmp_path):
         given = yaml.safe_load(path.read_text())
         numbers = {"best_accuracy_mean": {"heterofl": accuracy}}
         path.write_text(yaml.safe_dump(given | {"published": {"source": "a table", "numbers": numbers}}))
-        record = comparison._open_sweep(tmp_path / "runs", load_sweep(path))
+        record = comparison._open_sweep(tmp_path / "runs", load_sweep(path), {})
         record.finish("stopped")
         assert str(accuracy) in RunFolder.open(record.path).config["published"]
 
