@@ -137,7 +137,7 @@ def test_actors_spread_over_nodes_and_gpus_as_asked_and_the_cluster_says_where(r
     assert said.returncode == 0, said.stderr
     printed = json.loads(said.stdout)
     assert [run["places"] for run in printed["runs"]] == [
-        [{"node": p.node, "gpus": list(p.gpus), "log": p.log} for p in found.places]
+        [{"node": p.node, "gpus": list(p.gpus), "log": p.log, "process": p.process} for p in found.places]
     ]
     assert printed["trials"] == {str(tmp_path / "ray"): {"running": 1}}
     assert [node["gpus_taken"] for node in printed["nodes"]] == [0, 1, 1]
