@@ -306,13 +306,13 @@ def test_a_process_that_stops_in_its_first_job_is_replaced(actors, group, tmp_pa
 
 def test_how_long_a_job_may_take(pool):
     pool.load([ray.put(None), ray.put(None)])
-    assert pool.limit("train", 1.0) == 3600
+    assert pool.limit("train", 1.0) == pool.deadline == 120
     assert pool.limit("train", 1e12) == 10_000
     pool._answered("train", 100.0, 30.0)
     pool._answered("train", 50.0, 20.0)
     assert pool.limit("train", 1.0) == pool.limit("train", 100.0) == 300
     assert pool.limit("train", 400.0) == 1200
-    assert pool.limit("evaluate", 1.0) == 3600
+    assert pool.limit("evaluate", 1.0) == pool.deadline
     pool._answered("evaluate", 1.0, 0.5)
     assert pool.limit("evaluate", 1.0) == pool.deadline
 
