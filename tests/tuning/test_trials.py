@@ -147,7 +147,7 @@ def test_listeners_learn_the_end_of_a_trial_in_its_own_folder(monkeypatch):
     told = []
     trial = object.__new__(FederatedTrial)
     trial.experiment, trial.started = object(), True
-    trial.listeners = (SimpleNamespace(on_end=told.append),)
+    trial.listeners = (SimpleNamespace(name="told", on_end=told.append),)
     monkeypatch.setattr(tune.Trainable, "reset", lambda self, config, storage: told.append((config, storage)))
     trial.reset({"row": "b"}, "storage")
     assert told == ["stopped", ({"row": "b"}, "storage")] and trial.listeners == ()
