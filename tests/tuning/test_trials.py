@@ -353,7 +353,7 @@ def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(swept, tmp_p
 
 def test_listeners_learn_of_the_rounds_before_a_trial_diverged():
     told = []
-    listener = SimpleNamespace(on_round=lambda line: told.append(line["round"]), on_end=told.append)
+    listener = SimpleNamespace(name="told", on_round=lambda line: told.append(line["round"]), on_end=told.append)
     trial = FederatedTrial.__new__(FederatedTrial)
     trial.listeners, trial.started, trial.round = (listener,), True, 0
     trial.experiment, trial.sweep = object(), SimpleNamespace(mode="max", search=SimpleNamespace(metric="accuracy"))
