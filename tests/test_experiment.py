@@ -587,6 +587,14 @@ def test_methods_that_cut_need_something_to_cut(method):
     assert uncut(method, capacities=[1]).notes == []
 
 
+def test_base_networks_are_narrower_than_the_model():
+    match = "test: model: uncut has nothing to cut, so each of the 8 base networks of method splitmix is the whole one"
+    with pytest.raises(ConfigError, match=match):
+        uncut("splitmix")
+    with pytest.raises(ConfigError, match=match):
+        uncut("splitmix", capacities=[1])
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fiarse"])
 def test_a_note_names_the_model_that_has_nothing_to_cut(method):
     assert uncut(method).notes == [

@@ -45,6 +45,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from rayfl.clients import Population
+from rayfl.config import ConfigError
 from rayfl.core.fold import State
 from rayfl.core.net import Net
 from rayfl.core.seeds import numpy_generator
@@ -72,6 +74,13 @@ class SplitMix(Dense):
         counts = {c: max(1, math.floor(c * self.bases + 1e-9)) for c in task.nets}
         scale = 1 / self.bases if self.scaler else 1.0
         return {c: Net(model, without=model.blocks[0][count:], scale=scale) for c, count in counts.items()}
+
+    def check(self, rounds: int, clients: Population) -> None:
+        if self.bases > 1 and not Net(self.task.model).layout.axes:
+            raise ConfigError(
+                f"model: {self.task.model.name} has nothing to cut, so each of the {self.bases} base networks of method "
+                f"{self.name} is the whole one. Allowed: a model whose layers have axes to cut"
+            )
 
     def net_at(self, capacity: float) -> Net:
         return self.task.nets[capacity]
