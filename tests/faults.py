@@ -102,5 +102,4 @@ class Impatient(Listener):
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        pool.FIRST_SECONDS = self.seconds
         pool.RayPool.__init__.__kwdefaults__["deadline"] = self.seconds

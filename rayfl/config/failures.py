@@ -1,5 +1,6 @@
 """Failures of a run, and calls of classes whose errors name the setting, the class and the verb."""
 
+import signal
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,16 +29,16 @@ def ask(
     failed: type[PluginFailed] = PluginFailed,
     passed: tuple[type[Exception], ...] = (),
 ) -> T:
-    """Return `call()`. `failed` is raised for its errors, also for `sys.exit`, except ConfigErrors, failures of runs
-    and those in `passed`. It begins with `where`: the setting, the class and the verb, perhaps depending on the error;
-    `about` follows the error."""
+    """Return `call()`. `failed` is raised for its errors, also for `sys.exit` and KeyboardInterrupt, except
+    ConfigErrors, failures of runs and those in `passed`. It begins with `where`: the setting, the class and the verb,
+    perhaps depending on the error; `about` follows the error."""
     try:
         return call()
     except (ConfigError, RunFailed, *passed):
         raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and type(error) is not SystemExit:
-            raise  # a signal to this process
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if _is_signal(error):
+            raise
         where = where if isinstance(where, str) else where(error)
         if isinstance(error, Problem):
             raise failed(f"{where}: {error}") from None
@@ -47,6 +48,13 @@ def ask(
             frames = frames.tb_next
         lines = traceback.format_exception(type(error), error, frames)
         raise failed(f"{where}: {type(error).__name__}: {error}{about}\n{''.join(lines).rstrip()}") from None
+
+
+def _is_signal(error: BaseException) -> bool:
+    """Return whether a signal to this process raised it: Terminated, or a Ctrl-C that nothing defers."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, SystemExit) and type(error) is not SystemExit
 
 
 def require(answer: Any, kind: type[T], allowed: str = "") -> T:

@@ -11,6 +11,7 @@ import rayfl
 from rayfl.config import PluginFailed
 from rayfl.data.partition.base import Partition
 from rayfl.data.scores import Score
+from rayfl.engine.termination import deferred
 from rayfl.listeners import Listener
 from rayfl.models.base import ImageModel
 from rayfl.training.transforms import Transform
@@ -132,4 +133,21 @@ def test_sys_exit_is_an_error(tmp_path, monkeypatch):
     simulation = simulate(tiny(method="fedavg", rounds=1), tmp_path)
     monkeypatch.setattr(type(simulation.method), "local_update", lambda *_: sys.exit(3))
     with pytest.raises(PluginFailed, match="^method fedavg, local_update, client .: SystemExit: 3"):
+        simulation.run_round()
+
+
+def test_only_a_ctrl_c_interrupts(tmp_path, monkeypatch):
+    """In a run, which defers a Ctrl-C, a KeyboardInterrupt of a client's code is an error of its own."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt("no key")
+
+    simulation = simulate(tiny(method="fedavg", rounds=1), tmp_path)
+    monkeypatch.setattr(type(simulation.method), "local_update", interrupt)
+    with (
+        deferred(),
+        pytest.raises(PluginFailed, match="^method fedavg, local_update, client .: KeyboardInterrupt: no key"),
+    ):
+        simulation.run_round()
+    with pytest.raises(KeyboardInterrupt):
         simulation.run_round()

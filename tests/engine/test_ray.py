@@ -276,10 +276,9 @@ def test_a_job_that_hangs_is_given_to_another(pool, tmp_path, undisturbed):
     assert pool.deaths >= 1 and len(pids(tmp_path)) == 1
 
 
-def test_the_very_first_job_hangs(actors, group, tmp_path, monkeypatch):
+def test_the_very_first_job_hangs(actors, group, tmp_path):
     """Nothing is known of how long such jobs take."""
     pool = resized(actors, group, 1)
-    monkeypatch.setattr(executor, "FIRST_SECONDS", SILENT)
     pool.deadline = SILENT
     hangs, well = (
         tiny(method=method, clients={"capacities": [0.3], "cohort": 6}, run={"chunk": 6})
@@ -306,7 +305,7 @@ def test_a_process_that_stops_in_its_first_job_is_replaced(actors, group, tmp_pa
 
 def test_how_long_a_job_may_take(pool):
     pool.load([ray.put(None), ray.put(None)])
-    assert pool.limit("train", 1.0) == pool.deadline == 120
+    assert pool.limit("train", 1.0) == pool.deadline == 60
     assert pool.limit("train", 1e12) == 10_000
     pool._answered("train", 100.0, 30.0)
     pool._answered("train", 50.0, 20.0)

@@ -49,10 +49,9 @@ START_FAILURES = 3
 START_SECONDS = 300.0
 PATIENCE = 10
 """Limit of a job's time, as a multiple of the slowest job of its kind so far."""
-FIRST_SECONDS = 60.0
 FIRST_SPEED = 1e8
-"""Limit of a job's time before the first answer of its kind: a minute, but at least the pool's deadline, or its cost at
-this many multiply-adds per second, a tenth of the speed of one slow core."""
+"""Multiply-adds per second, a tenth of the speed of one slow core: its time at this speed is the limit of a job before
+the first answer of its kind."""
 BEAT_SECONDS = 15.0
 """Seconds of silence after which an actor's process is asked for a sign of life."""
 SILENT_SECONDS = 30.0
@@ -93,7 +92,7 @@ class _Slot:
 
 
 class RayPool(Executor):
-    def __init__(self, refs: list[ray.ObjectRef], crew: Crew, actors: Sequence[Any], *, deadline: float = 120.0):
+    def __init__(self, refs: list[ray.ObjectRef], crew: Crew, actors: Sequence[Any], *, deadline: float = 60.0):
         """`actors`: the crew's, already started. `deadline`: least limit of a job's time, in seconds."""
         self.refs, self.crew, self.deadline = refs, crew, deadline
         self.slots = [_Slot(bundle, actor) for bundle, actor in zip(crew.bundles, actors, strict=True)]
@@ -145,7 +144,7 @@ class RayPool(Executor):
     def limit(self, verb: str, cost: float) -> float:
         """Return the seconds after which a job is given to another actor."""
         if verb not in self.slowest:
-            return max(self.deadline, FIRST_SECONDS, cost / FIRST_SPEED)
+            return max(self.deadline, cost / FIRST_SPEED)
         seconds, known = self.slowest[verb]
         return max(self.deadline, PATIENCE * seconds * max(1.0, cost / known))
 

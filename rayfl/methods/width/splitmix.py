@@ -78,8 +78,8 @@ class SplitMix(Dense):
     def check(self, rounds: int, clients: Population) -> None:
         if self.bases > 1 and not Net(self.task.model).layout.axes:
             raise ConfigError(
-                f"model: {self.task.model.name} has nothing to cut, so each of the {self.bases} base networks of method "
-                f"{self.name} is the whole one. Allowed: a model whose layers have axes to cut"
+                f"model: {self.task.model.name} has nothing to cut, so each of the {self.bases} base networks of "
+                f"method {self.name} is the whole one. Allowed: a model whose layers have axes to cut"
             )
 
     def net_at(self, capacity: float) -> Net:
