@@ -13,7 +13,7 @@ from rayfl.core.net import Net, check_axes, load
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import prefix, random_subset
 from rayfl.models.inferred.module import Module
-from rayfl.testing.tiny import tiny
+from rayfl.testing.tiny import run, simulate, tiny
 
 
 class Looks(nn.Module):
@@ -56,6 +56,37 @@ class Sorts(nn.Module):
 
     def forward(self, x):
         return self.head(F.relu(self.second(self.first(x.flatten(1)).sort(1).values)))
+
+
+class Block(nn.Module):
+    """A residual block that ends with the addition."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.BatchNorm2d(2 * channels)
+        self.second = nn.Conv2d(2 * channels, channels, 1)
+
+    def forward(self, x):
+        return x + self.second(F.relu(self.norm(self.first(x))))
+
+
+class Deep(nn.Module):
+    """Residual blocks at two sizes, between them a concatenation of two halves."""
+
+    def __init__(self, width: int = 8, num_classes: int = 4):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.early = nn.Sequential(Block(width), Block(width))
+        self.down = nn.Conv2d(width, width, 3, stride=2, padding=1)
+        self.late = nn.ModuleList([Block(2 * width) for _ in range(3)])
+        self.head = nn.Linear(2 * width, num_classes)
+
+    def forward(self, x):
+        x = self.early(self.stem(x))
+        x = torch.cat([F.max_pool2d(x, 2), self.down(x)], 1)
+        for block in self.late:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
 
 
 class Whole(nn.Module):
@@ -172,9 +203,75 @@ def test_the_classes_and_options_reach_the_constructor():
     assert net.layout.classifier == ("head.weight", "head.bias")
 
 
+DEEP = "test_inferred:Deep"
+BLOCKS = (("early.0", "early.1"), ("late.0", "late.1", "late.2"))
+
+
+def test_residual_blocks_are_found():
+    assert module("Deep").blocks == BLOCKS
+    assert module("Deep", skippable=("late.1", "early.0")).blocks == (("early.0",), ("late.1",))
+    # a sequence of blocks, a norm and a ReLU are none
+    assert module(BRANCHES).blocks == ()
+
+
+def test_the_network_without_blocks():
+    """It is the network whose blocks add nothing, at any width."""
+    whole = Net(module("Deep"), 0.5)
+    short = replace(whole, without=("early.1", "late.0"))
+    missing = whole.layout.shapes.keys() - short.layout.shapes.keys()
+    assert {name.rpartition(".")[0].rpartition(".")[0] for name in missing} == {"early.1", "late.0"}
+    with torch.no_grad():
+        networks = [net.build().eval() for net in (short, whole)]
+        kept = dict(networks[0].named_parameters())
+        for name, parameter in networks[1].named_parameters():
+            parameter.copy_(kept.get(name, torch.zeros(())))
+        x = torch.randn(3, 1, 8, 8)
+        assert torch.equal(networks[0](x), networks[1](x))
+
+
+def test_step_sizes_scale_what_a_block_adds():
+    net = Net(module("Deep"), steps=True)
+    network, plain = net.build().eval(), replace(net, steps=False).build().eval()
+    steps = {name for name in net.layout.shapes if name.endswith(".step.scale")}
+    assert (
+        steps == {f"{path}.step.scale" for path in (*BLOCKS[0], *BLOCKS[1])}
+        and net.parameters == Net(net.model).parameters
+    )
+    plain.load_state_dict({name: t for name, t in network.state_dict().items() if name not in steps})
+    x = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(network(x), plain(x))
+        network.get_submodule("late.2.step").scale.fill_(0.5)
+        plain.get_parameter("late.2.second.weight").mul_(0.5)
+        plain.get_parameter("late.2.second.bias").mul_(0.5)
+        torch.testing.assert_close(network(x), plain(x))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "nefl", "variant": "WD"},
+        {"name": "nefl", "variant": "D", "skipping_steps": True},
+        "fedra",
+        "inclusivefl",
+    ],
+)
+def test_methods_leave_blocks_out(method, tmp_path):
+    clients = {"capacities": [1, 0.4], "metric": "params"}
+    experiment = tiny(model={"name": "module", "of": DEEP}, method=method, clients=clients, rounds=1)
+    simulation = simulate(experiment, tmp_path)
+    without = {net.without for net in simulation.method.task.nets.values()}
+    assert len(without) == 2 and () in without
+    [line] = run(simulation)
+    assert line["refused"] == 0
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"of": DEEP, "skippable": ["down"]}, "test: model.skippable: 'down' is not valid. Allowed: modules that"),
+        ({"of": DEEP, "skippable": ["early.2"]}, "test: model.skippable: 'early.2' is not valid. Allowed: modules of"),
+        ({"of": DEEP, "fixed": ["late.9"]}, "test: model.fixed: 'late.9' is not valid. Allowed: modules of"),
         ({"of": "nowhere:Net"}, "test: model.of: 'nowhere:Net' cannot be called (ModuleNotFoundError"),
         ({"of": BRANCHES, "options": {"wide": 3}}, "test: model.options: {'wide': 3, 'num_classes': 4} is not valid"),
         ({"of": BRANCHES, "options": {"num_classes": 3}}, "returns outputs of shape [3] per sample. Allowed: [4]"),

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -15,6 +16,7 @@ from rayfl.core.axes import CLASSES, segments
 from rayfl.core.net import Net
 from rayfl.core.norms import StaticBatchNorm
 from rayfl.models.base import ImageModel
+from rayfl.models.inferred.blocks import Misnamed, add_steps
 from rayfl.models.inferred.plan import Plan, narrowed, plan_of
 from rayfl.models.inferred.trace import Untraceable
 from rayfl.models.layers import Scaler, check_without
@@ -41,6 +43,9 @@ class Module(ImageModel):
     it has such an argument."""
     fixed: tuple[str, ...] = ()
     """Paths of modules that are never cut."""
+    skippable: tuple[str, ...] | None = None
+    """Paths of the blocks that methods such as NeFL leave out: modules whose output has the shape and axes of their
+    input. Default: all modules that add their input to a result of it."""
     smallest: ClassVar[Mapping[str, Any]] = {"of": "rayfl.testing.tiny:Branches", "input": (1, 8, 8), "classes": 4}
 
     @field_validator("of", mode="before")
@@ -67,6 +72,8 @@ class Module(ImageModel):
         self.constructor(where)
         try:
             plan = _plan(self)
+        except Misnamed as error:
+            raise ConfigError(f"{where}.{error.field}: {error}") from None
         except Untraceable as error:
             raise ConfigError(
                 f"{where}: {self.of} is not valid: {error}. Allowed: networks that run on samples of shape "
@@ -126,11 +133,17 @@ class Module(ImageModel):
             raise ConfigError(f"model.of: {self.of} returned {type(module).__name__}. Allowed: a torch.nn.Module")
         return _with_static_norms(module)
 
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        return _plan(self).blocks
+
     def build(self, net: Net) -> nn.Module:
-        check_without(net, ())
-        plan = _plan(self)
+        plan, blocks = _plan(self), [*itertools.chain(*self.blocks)]
+        check_without(net, blocks)
         sizes = {name: net.axis(name, axis.size, axis.groups).size for name, axis in plan.axes.items()}
-        module = narrowed(self.whole(), plan, sizes)
+        module = narrowed(self.whole(), plan, sizes, net.without)
+        if net.steps:
+            add_steps(module, [path for path in blocks if path not in net.without])
         if net.scale != 1:
             _scale(module, net.scale)
         return module
@@ -139,7 +152,7 @@ class Module(ImageModel):
 @functools.lru_cache(maxsize=64)
 def _plan(model: Module) -> Plan:
     with torch.device("meta"):
-        return plan_of(model.whole().eval(), model.example(2, "meta"), model.fixed)
+        return plan_of(model.whole().eval(), model.example(2, "meta"), model.fixed, model.skippable)
 
 
 def _with_static_norms(module: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rayfl.core.axes import CLASSES, Axis, Concat, Dims, declare, segments
+from rayfl.models.inferred.blocks import Calls, leave_out, modules_named
 from rayfl.models.inferred.trace import Trace, Untraceable, check_runs, traced
 
 PROBES = (0.5, 0.35)
@@ -31,6 +32,8 @@ class Plan:
     """Shape of the (last) output of one sample."""
     fixed: tuple[str, ...]
     """Reasons for dimensions that are not cut, each with the path of a module."""
+    blocks: tuple[tuple[str, ...], ...] = ()
+    """Paths of the residual blocks that can be left out, by stage."""
 
     @functools.cached_property
     def axes(self) -> dict[str, Axis]:
@@ -39,21 +42,26 @@ class Plan:
         return {axis.name: axis for axis in found if not axis.is_fixed}
 
 
-def plan_of(module: nn.Module, x: torch.Tensor, fixed: Iterable[str] = ()) -> Plan:
+def plan_of(module: nn.Module, x: torch.Tensor, fixed: Iterable[str] = (), blocks: Iterable[str] | None = None) -> Plan:
     """Return the plan of a network on the meta device. `fixed`: paths of modules that are not cut. Parts that do not
-    run when they are cut are left whole, with a reason."""
-    trace, output = traced(module, x)
+    run when they are cut are left whole, with a reason. `blocks`: paths of the residual blocks. Default: those found.
+    """
+    with Calls(module) as calls:
+        trace, output = traced(module, x)
     logits = output[-1] if isinstance(output, tuple | list) else output
     classed = _classed(trace, logits)
     trace.path = ""
     trace.fix(*trace.of(logits), reason="output")
-    for path in fixed:
+    for path in modules_named(module, "fixed", fixed):
         _keep(trace, path, "named in `fixed`")
     while True:
         plan = _planned(trace, classed, tuple(logits.shape[1:]))
         attributes, failed = _fitted(module, plan, x)
         if failed is None:
-            return replace(plan, attributes=attributes)
+            calls.fix(trace)
+            paths = calls.found() if blocks is None else calls.named(blocks)
+            stages = calls.stages(paths if _run_without(module, paths, x, blocks is not None) else ())
+            return replace(plan, attributes=attributes, blocks=stages)
         path, reason = failed
         if _tie(trace, plan, path):
             continue
@@ -61,6 +69,19 @@ def plan_of(module: nn.Module, x: torch.Tensor, fixed: Iterable[str] = ()) -> Pl
             if not path:
                 raise Untraceable(f"the network does not run when it is cut ({reason})")
             path = path.rpartition(".")[0]
+
+
+def _run_without(module: nn.Module, blocks: Collection[str], x: torch.Tensor, is_asked: bool) -> bool:
+    """Return whether a network runs without its blocks. Raise Untraceable if the user named them."""
+    rest = copy.deepcopy(module)
+    leave_out(rest, blocks)
+    try:
+        check_runs(rest, x)
+    except Untraceable:
+        if is_asked:
+            raise
+        return False
+    return True
 
 
 def _keep(trace: Trace, path: str, reason: str) -> bool:
@@ -214,8 +235,9 @@ def _axis(name: str, size: int, positions: np.ndarray) -> Axis:
 # narrow networks
 
 
-def narrowed(module: nn.Module, plan: Plan, sizes: Mapping[str, int]) -> nn.Module:
-    """Cut a network in place to the first positions of its axes, and declare their axes."""
+def narrowed(module: nn.Module, plan: Plan, sizes: Mapping[str, int], without: Collection[str] = ()) -> nn.Module:
+    """Cut a network in place to the first positions of its axes, leave blocks out, and declare the axes."""
+    leave_out(module, without)
     dims = {name: tuple(_resized(dim, sizes) for dim in some) for name, some in plan.dims.items()}
     done: dict[int, nn.Parameter] = {}
     for path, part in module.named_modules():
@@ -244,8 +266,10 @@ def narrowed(module: nn.Module, plan: Plan, sizes: Mapping[str, int]) -> nn.Modu
         names = [name for name, _ in part.named_parameters(recurse=False)]
         if names:
             declare(part, **{name: dims[f"{prefix}{name}"] for name in names if f"{prefix}{name}" in dims})
+    present = dict(module.named_modules())
     for (path, name), terms in plan.attributes.items():
-        setattr(module.get_submodule(path), name, sum(sizes[axis] * count for axis, count in terms.items()))
+        if path in present:
+            setattr(present[path], name, sum(sizes[axis] * count for axis, count in terms.items()))
     return module
 
 
