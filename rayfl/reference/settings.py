@@ -167,7 +167,8 @@ def kinds_below(path: str, *fields: FieldInfo) -> dict[str, type[Config]]:
     return {"" if len(sections) == 1 else kind.__name__: kind for kind in sections}
 
 
-def settings(cls: type[Config]) -> dict[str, Setting]:
+@cache
+def settings(cls: type[Config]) -> Mapping[str, Setting]:
     """Return the settings of a section that a user can write, by name."""
     filled = {name for place, names in FILLED.items() if issubclass(cls, KINDS[place].base) for name in names}
     texts = documented(cls)
@@ -184,20 +185,23 @@ def settings(cls: type[Config]) -> dict[str, Setting]:
     }
 
 
-@cache
 def documented(cls: type) -> dict[str, str]:
     """Return the docstring of each field of a class and its bases, read from the source."""
     found: dict[str, str] = {}
     for part in reversed(cls.__mro__):
-        if not issubclass(part, Config) or part is Config:
-            continue
-        try:
-            [body] = ast.parse(textwrap.dedent(inspect.getsource(part))).body
-        except (OSError, TypeError, SyntaxError):  # a notebook's
-            continue
-        assert isinstance(body, ast.ClassDef)
-        found |= dict(_texts(body))
+        if issubclass(part, Config) and part is not Config:
+            found |= _own_texts(part)
     return found
+
+
+@cache
+def _own_texts(cls: type) -> dict[str, str]:
+    try:
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError, SyntaxError):  # a notebook's
+        return {}
+    assert isinstance(body, ast.ClassDef)
+    return dict(_texts(body))
 
 
 def _texts(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
