@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-import pandas as pd
 from pydantic import Field, model_validator
 
 from rayfl.config import ConfigError, nearest, shown
@@ -174,7 +173,7 @@ class Frames(Targeted, ABC):
             numbers = {text: i for i, text in enumerate(_categories(train[name]))}
             codes, texts = _texts(frame[name])
             found[name] = np.array([*(numbers.get(text, -1) for text in texts), -1])[codes]
-        return pd.DataFrame(found)
+        return frame[[]].assign(**found)
 
     def _target(self, frame: Frame, name: str, part: str) -> np.ndarray:
         if self.target != "class":
@@ -232,6 +231,8 @@ class Table(Frames):
 def _numbers(
     frame: Frame, name: str, part: str, hint: str = "name it in data.categories, or leave it out of data.x"
 ) -> np.ndarray:
+    import pandas as pd
+
     try:
         if frame[name].dtype.kind in "mM":
             raise ValueError("it has times")
@@ -272,7 +273,7 @@ def _require_complete(missing: Any, name: str, part: str) -> None:
 def _texts(column: Any) -> tuple[np.ndarray, list[str]]:
     """Return the place of every value in a list of texts (`tidy`), [N] int64, -1 for missing and blank ones, and the
     list, in which texts may be equal. Whole numbers have no decimals."""
-    codes, values = pd.factorize(column)
+    codes, values = column.factorize()
     texts = [re.sub(r"^([+-]?\d+)\.0*$", r"\1", tidy(str(value))) for value in values]
     is_blank = np.array([*(not text for text in texts), True])
     return np.where(is_blank[codes], -1, codes), texts
@@ -280,6 +281,8 @@ def _texts(column: Any) -> tuple[np.ndarray, list[str]]:
 
 def _categories(column: Any) -> list[str]:
     """Return the different texts of a column: in the order of their numbers if all are numbers, otherwise as text."""
+    import pandas as pd
+
     texts = sorted(set(_texts(column)[1]) - {""})
     numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)
     return texts if np.isnan(numbers).any() else [texts[i] for i in np.argsort(numbers, kind="stable")]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from rayfl.config import ConfigError
 
 Frame = Any
@@ -30,6 +28,8 @@ class Format:
 
 
 def _read_csv(file: Path, form: Format, sep: str = ",") -> Frame:
+    import pandas as pd
+
     read: Any = functools.partial(pd.read_csv, file, sep=form.separator or sep, low_memory=False)
     frame = read(decimal=form.decimal)
     if not isinstance(frame.index, pd.RangeIndex):
@@ -41,6 +41,8 @@ def _read_csv(file: Path, form: Format, sep: str = ",") -> Frame:
 
 
 def _read_parquet(file: Path, form: Format) -> Frame:
+    import pandas as pd
+
     frame = pd.read_parquet(file)
     if columns := [name for name in form.names if name in frame]:
         # integers with missing values stay integers

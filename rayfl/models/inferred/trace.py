@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import nn
 from torch.backends import mha
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -179,6 +177,9 @@ class Trace(TorchDispatchMode):
         return labels
 
     def _connected(self) -> np.ndarray:
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
         if not self.pairs:
             return np.arange(self.count)
         a, b = (np.concatenate(some) for some in zip(*self.pairs, strict=True))
