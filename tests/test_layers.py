@@ -45,6 +45,10 @@ OWNERS = {
 }
 """Library -> the modules of rayfl that may import it."""
 
+LATE = ("pandas", "scipy", "matplotlib", "sklearn", "transformers", "torchvision", "datasets")
+"""Libraries that take a process long to import, which most actors never need: modules above the results import them in
+functions."""
+
 CORE = ("engine", "evaluation", "experiment", "driver", "results", "tuning", "exporting", "cli")
 """Modules that work for every method."""
 NAMES = {"experiment.base": ("fedavg",)}
@@ -131,6 +135,16 @@ def offences(modules: dict[str, str]) -> Iterator[str]:
 
 def test_imports_run_one_way():
     assert list(offences(MODULES)) == []
+
+
+def test_an_actor_imports_what_it_needs():
+    above = {module: ast.parse(source) for module, source in MODULES.items() if layer(module) < layer("results")}
+    first = {
+        module: [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)] for module, tree in above.items()
+    }
+    found = {module: imported(ast.Module(statements, [])) for module, statements in first.items()}
+    assert len(found) > 150
+    assert [(m, name) for m, names in found.items() for name in names if name.partition(".")[0] in LATE] == []
 
 
 def texts_without_encoding(modules: dict[str, str]) -> Iterator[str]:
