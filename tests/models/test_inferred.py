@@ -13,6 +13,8 @@ from rayfl.core.net import Net, check_axes, load
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import prefix, random_subset
 from rayfl.models.inferred.module import Module
+from rayfl.models.inferred.norms import replace_norms
+from rayfl.models.inferred.trace import Untraceable
 from rayfl.testing.tiny import run, simulate, tiny
 
 
@@ -247,9 +249,77 @@ def test_step_sizes_scale_what_a_block_adds():
         torch.testing.assert_close(network(x), plain(x))
 
 
+EXITS = ("early.0", "late.1")
+
+
+def test_early_exits_end_the_network():
+    """Each is a linear classifier of the mean of its features; what lies behind the last one is absent."""
+    model = module("Deep", exits=EXITS)
+    plain, every, first = Net(model), Net(model, exits=3), Net(model, exits=1)
+    assert model.exit_count == 3 and plain.parameters == Net(module("Deep")).parameters
+    assert every.parameters == plain.parameters + 4 * (8 + 1) + 4 * (16 + 1)
+    assert {name.partition(".")[0] for name in first.layout.shapes} == {"stem", "early", "exit1"}
+    assert not [name for name in first.layout.shapes if name.startswith("early.1")]
+    assert parts(every, "exit2.head.weight") == [[("classes", 1, 4, 1)], parts(every, "head.weight")[1]]
+    check_axes(every, 0.5)
+    x, networks = torch.randn(2, 1, 8, 8), [net.build().eval() for net in (every, replace(every, exits=2), first)]
+    state = networks[0].state_dict()
+    with torch.no_grad():
+        answers = networks[0](x)
+        for count, network in zip((2, 1), networks[1:], strict=True):
+            network.load_state_dict({name: state[name] for name in network.state_dict()})
+            assert all(map(torch.equal, network(x), answers[:count])) and len(network(x)) == count
+        features = networks[0].early[0](networks[0].stem(x))
+        assert torch.equal(networks[0].exit1.head(features.mean((2, 3))), answers[0])
+
+
+def norm_of(kind):
+    return module("Deep", norm=kind)
+
+
+def test_norms():
+    """Batch norms become static, group norms, or a scale and a shift with the statistics of the start."""
+    assert [len(Net(norm_of(kind)).norms) for kind in ("static_bn", "group", "keep")] == [6, 0, 0]
+    group = Net(norm_of("group"), 0.5).build().stem[1]
+    assert (group.num_groups, group.num_channels) == (4, 4)
+    network = nn.Sequential(nn.BatchNorm2d(3))
+    network[0].running_mean += 2
+    network[0].running_var += 3
+    nn.init.constant_(network[0].weight, 5)
+    x = torch.randn(2, 3, 4, 4)
+    expected = network.eval()(x)
+    torch.testing.assert_close(replace_norms(network, "keep")(x), expected)
+
+
+class Activated(nn.BatchNorm2d):
+    """A batch norm as timm's: its children run after it."""
+
+    def __init__(self, channels: int):
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+class Shifted(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_batch_norms_of_other_libraries():
+    network, x = nn.Sequential(Activated(3)), torch.randn(5, 3, 4, 4)
+    expected = network(x)
+    assert expected.min() == 0 and torch.equal(replace_norms(network, "static_bn")(x), expected)
+    with pytest.raises(Untraceable, match=r"0 \(Shifted\) computes more than a batch norm"):
+        replace_norms(nn.Sequential(Shifted(3)), "group")
+
+
 @pytest.mark.parametrize(
     "method",
     [
+        "depthfl",
+        "scalefl",
         {"name": "nefl", "variant": "WD"},
         {"name": "nefl", "variant": "D", "skipping_steps": True},
         "fedra",
@@ -258,10 +328,11 @@ def test_step_sizes_scale_what_a_block_adds():
 )
 def test_methods_leave_blocks_out(method, tmp_path):
     clients = {"capacities": [1, 0.4], "metric": "params"}
-    experiment = tiny(model={"name": "module", "of": DEEP}, method=method, clients=clients, rounds=1)
+    exits = ["early.1"] if method in ("depthfl", "scalefl") else []
+    experiment = tiny(model={"name": "module", "of": DEEP, "exits": exits}, method=method, clients=clients, rounds=1)
     simulation = simulate(experiment, tmp_path)
-    without = {net.without for net in simulation.method.task.nets.values()}
-    assert len(without) == 2 and () in without
+    parts = {(net.without, net.exits) for net in simulation.method.task.nets.values()}
+    assert len(parts) == 2 and (() in {without for without, _ in parts})
     [line] = run(simulation)
     assert line["refused"] == 0
 
@@ -271,6 +342,7 @@ def test_methods_leave_blocks_out(method, tmp_path):
     [
         ({"of": DEEP, "skippable": ["down"]}, "test: model.skippable: 'down' is not valid. Allowed: modules that"),
         ({"of": DEEP, "skippable": ["early.2"]}, "test: model.skippable: 'early.2' is not valid. Allowed: modules of"),
+        ({"of": DEEP, "exits": ["late.0", "early.0"]}, "model.exits: late.0, early.0 is not valid. Allowed: modules"),
         ({"of": DEEP, "fixed": ["late.9"]}, "test: model.fixed: 'late.9' is not valid. Allowed: modules of"),
         ({"of": "nowhere:Net"}, "test: model.of: 'nowhere:Net' cannot be called (ModuleNotFoundError"),
         ({"of": BRANCHES, "options": {"wide": 3}}, "test: model.options: {'wide': 3, 'num_classes': 4} is not valid"),

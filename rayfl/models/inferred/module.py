@@ -14,9 +14,10 @@ from torch import nn
 from rayfl.config import ConfigError, shown
 from rayfl.core.axes import CLASSES, segments
 from rayfl.core.net import Net
-from rayfl.core.norms import StaticBatchNorm
 from rayfl.models.base import ImageModel
 from rayfl.models.inferred.blocks import Misnamed, add_steps
+from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, unused
+from rayfl.models.inferred.norms import Kind, replace_norms
 from rayfl.models.inferred.plan import Plan, narrowed, plan_of
 from rayfl.models.inferred.trace import Untraceable
 from rayfl.models.layers import Scaler, check_without
@@ -30,8 +31,8 @@ class Module(ImageModel):
     """Network that `of(**options)` returns: [B, *input] -> logits [B, classes]. Its axes are inferred from one forward
     pass on torch's meta device, which computes nothing.
 
-    Batch norms become static batch norms (`rayfl.core.norms`). A narrow network has the first positions of the initial
-    weights, and the sizes of its layers and modules follow. Parts that cannot be cut stay whole.
+    A narrow network has the first positions of the initial weights, and the sizes of its layers and modules follow.
+    Parts that cannot be cut stay whole.
     """
 
     name: Literal["module"] = "module"
@@ -46,6 +47,12 @@ class Module(ImageModel):
     skippable: tuple[str, ...] | None = None
     """Paths of the blocks that methods such as NeFL leave out: modules whose output has the shape and axes of their
     input. Default: all modules that add their input to a result of it."""
+    exits: tuple[str, ...] = ()
+    """Paths of modules followed by an early exit, a linear classifier of their mean features, in network order."""
+    norm: Kind = "static_bn"
+    """Batch norms. static_bn: static batch norms (`rayfl.core.norms`). group: group norms of up to four groups. keep:
+    only their scale and shift are trained; they include the initial statistics, which do not change. Other norms stay
+    as they are."""
     smallest: ClassVar[Mapping[str, Any]] = {"of": "rayfl.testing.tiny:Branches", "input": (1, 8, 8), "classes": 4}
 
     @field_validator("of", mode="before")
@@ -131,7 +138,18 @@ class Module(ImageModel):
             module = module.to(device)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model.of: {self.of} returned {type(module).__name__}. Allowed: a torch.nn.Module")
-        return _with_static_norms(module)
+        return replace_norms(module, self.norm)
+
+    def with_exits(self) -> nn.Module:
+        """Return the whole network with all its early exits, on the default device."""
+        module = self.whole()
+        if self.exits:
+            add_exits(module, _features(self), self.classes)
+        return module
+
+    @property
+    def exit_count(self) -> int:
+        return len(self.exits) + 1
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
@@ -139,32 +157,37 @@ class Module(ImageModel):
 
     def build(self, net: Net) -> nn.Module:
         plan, blocks = _plan(self), [*itertools.chain(*self.blocks)]
-        check_without(net, blocks)
+        check_without(net, blocks, self.exit_count if self.exits else 0)
         sizes = {name: net.axis(name, axis.size, axis.groups).size for name, axis in plan.axes.items()}
-        module = narrowed(self.whole(), plan, sizes, net.without)
+        module = narrowed(self.with_exits() if net.exits else self.whole(), plan, sizes, net.without)
         if net.steps:
             add_steps(module, [path for path in blocks if path not in net.without])
         if net.scale != 1:
             _scale(module, net.scale)
+        if 0 < net.exits < self.exit_count:
+            end_at(module, net.exits)
+            remove(module, _unused(self, net.exits))
         return module
 
 
 @functools.lru_cache(maxsize=64)
 def _plan(model: Module) -> Plan:
     with torch.device("meta"):
-        return plan_of(model.whole().eval(), model.example(2, "meta"), model.fixed, model.skippable)
+        return plan_of(model.with_exits().eval(), model.example(2, "meta"), model.fixed, model.skippable)
 
 
-def _with_static_norms(module: nn.Module) -> nn.Module:
-    """Replace batch norms in place, and return the module."""
-    for path, part in list(module.named_modules()):
-        if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
-            norm = StaticBatchNorm(part.num_features)
-            norm.eps = part.eps
-            if part.weight is not None:
-                norm.weight, norm.bias = part.weight, part.bias
-            module.set_submodule(path, norm)
-    return module
+@functools.lru_cache(maxsize=64)
+def _features(model: Module) -> dict[str, tuple[int, int]]:
+    with torch.device("meta"):
+        return features_at(model.whole().eval(), model.example(2, "meta"), model.exits)
+
+
+@functools.lru_cache(maxsize=64)
+def _unused(model: Module, exits: int) -> tuple[str, ...]:
+    with torch.device("meta"):
+        module = model.with_exits().eval()
+        end_at(module, exits)
+        return unused(module, model.example(2, "meta"))
 
 
 def _scale(module: nn.Module, scale: float) -> None:

@@ -48,10 +48,12 @@ def plan_of(module: nn.Module, x: torch.Tensor, fixed: Iterable[str] = (), block
     """
     with Calls(module) as calls:
         trace, output = traced(module, x)
-    logits = output[-1] if isinstance(output, tuple | list) else output
-    classed = _classed(trace, logits)
-    trace.path = ""
-    trace.fix(*trace.of(logits), reason="output")
+    outputs = output if isinstance(output, tuple | list) else [output]
+    logits, classed = outputs[-1], set[tuple[str, int]]()
+    for one in outputs:
+        classed |= _classed(trace, one)
+        trace.path = ""
+        trace.fix(*trace.of(one), reason="output")
     for path in modules_named(module, "fixed", fixed):
         _keep(trace, path, "named in `fixed`")
     while True:
