@@ -91,6 +91,23 @@ class Deep(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Rank(nn.Module):
+    def forward(self, x):
+        return x.flatten(2).msort().view_as(x)
+
+
+class Ranked(nn.Module):
+    """An operation without a rule, in a module of its own."""
+
+    def __init__(self, num_classes: int = 4):
+        super().__init__()
+        self.first, self.rank, self.last = nn.Conv2d(1, 6, 3), Rank(), nn.Conv2d(6, 5, 3)
+        self.head = nn.Linear(5, num_classes)
+
+    def forward(self, x):
+        return self.head(self.last(self.rank(self.first(x))).mean((2, 3)))
+
+
 class Whole(nn.Module):
     def __init__(self, num_classes: int = 4):
         super().__init__()
@@ -192,6 +209,25 @@ def test_what_has_no_rule_stays_whole():
     net = Net(module("Sorts"), 0.5)
     assert net.layout.axes.keys() == {"second"}
     assert net.build().first.weight.shape == (8, 64)
+
+
+def test_declared_axes():
+    """Sorting along pixels has no rule: the channels before and after it are one axis only if they are declared."""
+    assert Net(module("Ranked")).layout.axes.keys() == {"last"}
+    net = Net(module("Ranked", axes={"first": "stage", "rank": "stage"}))
+    assert {name: axis.size for name, axis in net.layout.axes.items()} == {"stage": 6, "last": 5}
+    assert parts(net, "last.weight") == [[("last", 1, 5, 1)], [("stage", 1, 6, 1)], [], []]
+    assert replace(net, width=0.5).build()(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+
+
+def test_exported_networks_answer_alike():
+    """Also those that end at an exit, or lack blocks."""
+    model, x = module("Deep", exits=EXITS), torch.randn(3, 1, 8, 8)
+    for net in (Net(model, exits=2), Net(model, 0.5, without=("late.0",), exits=3, steps=True)):
+        network = net.build().eval()
+        program = torch.export.export(network, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        for given, expected in zip(program.module()(x[:2]), network(x[:2]), strict=True):
+            torch.testing.assert_close(given, expected)
 
 
 def test_named_modules_are_never_cut():
@@ -343,6 +379,8 @@ def test_methods_leave_blocks_out(method, tmp_path):
         ({"of": DEEP, "skippable": ["down"]}, "test: model.skippable: 'down' is not valid. Allowed: modules that"),
         ({"of": DEEP, "skippable": ["early.2"]}, "test: model.skippable: 'early.2' is not valid. Allowed: modules of"),
         ({"of": DEEP, "exits": ["late.0", "early.0"]}, "model.exits: late.0, early.0 is not valid. Allowed: modules"),
+        ({"of": DEEP, "axes": {"stem": "a", "late.0": "a"}}, "model.axes: 'late.0' has 16 channels. Allowed: 8, as"),
+        ({"of": DEEP, "axes": {"steam": "a"}}, "test: model.axes: 'steam' is not valid. Allowed: modules of"),
         ({"of": DEEP, "fixed": ["late.9"]}, "test: model.fixed: 'late.9' is not valid. Allowed: modules of"),
         ({"of": "nowhere:Net"}, "test: model.of: 'nowhere:Net' cannot be called (ModuleNotFoundError"),
         ({"of": BRANCHES, "options": {"wide": 3}}, "test: model.options: {'wide': 3, 'num_classes': 4} is not valid"),

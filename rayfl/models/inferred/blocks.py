@@ -17,18 +17,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfl.config import nearest
-from rayfl.models.inferred.trace import Trace
+from rayfl.models.inferred.trace import Misnamed, Trace
 from rayfl.models.layers import Step
 
 ADDITIONS = (torch.ops.aten.add, torch.ops.aten.add_)
-
-
-class Misnamed(ValueError):
-    """A path that a field of the model names and that is not valid."""
-
-    def __init__(self, field: str, problem: str):
-        super().__init__(problem)
-        self.field = field
 
 
 def modules_named(module: nn.Module, field: str, paths: Iterable[str]) -> list[str]:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rayfl.models.inferred.blocks import Calls, Misnamed, modules_named
-from rayfl.models.inferred.trace import traced
+from rayfl.models.inferred.blocks import Calls, modules_named
+from rayfl.models.inferred.trace import Misnamed, channels_of, traced
 
 
 class Exit(nn.Module):
@@ -43,11 +44,9 @@ def features_at(module: nn.Module, x: torch.Tensor, paths: Sequence[str]) -> dic
         raise Misnamed("exits", f"{', '.join(paths)} is not valid. Allowed: {allowed}")
     found = {}
     for path in paths:
-        shape = calls.made[path].shape
-        cut = [d for layer in trace.of(calls.made[path]) for d in range(1, len(shape)) if layer.shape[d] > 1]
-        # images have their channels first, tokens last
-        dim = cut[0] if cut else 1 if len(shape) == 4 else len(shape) - 1
-        found[path] = dim, shape[dim]
+        made = calls.made[path]
+        dim = channels_of(made, trace.of(made))
+        found[path] = dim, made.shape[dim]
     return found
 
 
@@ -77,12 +76,17 @@ def _answers(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
         return answer
 
+    # torch.export keeps a stack of the running modules, which an exception does not unwind
+    tracing = get_proxy_mode()
+    running = {} if tracing is None else tracing.tracer.module_stack
+    depth = len(running)
     for number in present:
         handles.append(module.get_submodule(paths[number - 1]).register_forward_hook(hook(number)))
     try:
         answers.append(type(module).forward(module, x))
     except _Ended:
-        pass
+        while len(running) > depth:
+            running.popitem()
     finally:
         for handle in handles:
             handle.remove()

@@ -15,11 +15,11 @@ from rayfl.config import ConfigError, shown
 from rayfl.core.axes import CLASSES, segments
 from rayfl.core.net import Net
 from rayfl.models.base import ImageModel
-from rayfl.models.inferred.blocks import Misnamed, add_steps
+from rayfl.models.inferred.blocks import add_steps
 from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, unused
 from rayfl.models.inferred.norms import Kind, replace_norms
 from rayfl.models.inferred.plan import Plan, narrowed, plan_of
-from rayfl.models.inferred.trace import Untraceable
+from rayfl.models.inferred.trace import Misnamed, Untraceable
 from rayfl.models.layers import Scaler, check_without
 from rayfl.models.settings import Settings, plain
 
@@ -44,6 +44,9 @@ class Module(ImageModel):
     it has such an argument."""
     fixed: tuple[str, ...] = ()
     """Paths of modules that are never cut."""
+    axes: Settings = ()
+    """Path of a module -> name of the axis of its output's channels, e.g. {"features.3": stage1}. Channels of one name
+    are cut together. Operations inside these modules are trusted to work on narrow inputs."""
     skippable: tuple[str, ...] | None = None
     """Paths of the blocks that methods such as NeFL leave out: modules whose output has the shape and axes of their
     input. Default: all modules that add their input to a result of it."""
@@ -84,7 +87,8 @@ class Module(ImageModel):
         except Untraceable as error:
             raise ConfigError(
                 f"{where}: {self.of} is not valid: {error}. Allowed: networks that run on samples of shape "
-                f"{list(self.input)} and do not look at the values of tensors"
+                f"{list(self.input)} and do not look at the values of tensors. Hint: torch.where in place of `if`, or "
+                "a model that declares its axes (rayfl/PLUGINS.md)"
             ) from error
         outputs = plan.outputs
         if outputs != (self.classes,):
@@ -173,7 +177,9 @@ class Module(ImageModel):
 @functools.lru_cache(maxsize=64)
 def _plan(model: Module) -> Plan:
     with torch.device("meta"):
-        return plan_of(model.with_exits().eval(), model.example(2, "meta"), model.fixed, model.skippable)
+        return plan_of(
+            model.with_exits().eval(), model.example(2, "meta"), model.fixed, model.skippable, plain(model.axes)
+        )
 
 
 @functools.lru_cache(maxsize=64)

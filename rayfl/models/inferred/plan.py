@@ -42,12 +42,20 @@ class Plan:
         return {axis.name: axis for axis in found if not axis.is_fixed}
 
 
-def plan_of(module: nn.Module, x: torch.Tensor, fixed: Iterable[str] = (), blocks: Iterable[str] | None = None) -> Plan:
+def plan_of(
+    module: nn.Module,
+    x: torch.Tensor,
+    fixed: Iterable[str] = (),
+    blocks: Iterable[str] | None = None,
+    declared: Mapping[str, str] | None = None,
+) -> Plan:
     """Return the plan of a network on the meta device. `fixed`: paths of modules that are not cut. Parts that do not
     run when they are cut are left whole, with a reason. `blocks`: paths of the residual blocks. Default: those found.
+    `declared`: path of a module -> axis of its output's channels.
     """
+    modules_named(module, "axes", declared or ())
     with Calls(module) as calls:
-        trace, output = traced(module, x)
+        trace, output = traced(module, x, declared)
     outputs = output if isinstance(output, tuple | list) else [output]
     logits, classed = outputs[-1], set[tuple[str, int]]()
     for one in outputs:
@@ -69,7 +77,7 @@ def plan_of(module: nn.Module, x: torch.Tensor, fixed: Iterable[str] = (), block
             continue
         while not _keep(trace, path, reason):
             if not path:
-                raise Untraceable(f"the network does not run when it is cut ({reason})")
+                raise Untraceable(f"the network does not run when it is cut ({reason}). Hint: name modules in `fixed`")
             path = path.rpartition(".")[0]
 
 
@@ -125,7 +133,8 @@ def _planned(trace: Trace, classed: Collection[tuple[str, int]], outputs: tuple[
     alone = np.zeros(trace.count, dtype=bool)
     alone[[label for label, count in seen.items() if count == 1]] = True
     places = {place: np.where(alone[sets], 0, sets) for place, sets in places.items()}
-    axes = _named_axes(places)
+    declared = {label: name for name, numbers in trace.named.items() for label in labels[numbers].tolist()}
+    axes = _named_axes(places, declared)
     dims: dict[str, Dims] = {}
     for name, numbers in trace.dims.items():
         found: list[Axis | Concat | None] = []
@@ -149,9 +158,11 @@ def _classed(trace: Trace, logits: torch.Tensor) -> set[tuple[str, int]]:
     return {(name, d) for name, d, n in places for row in rows if np.array_equal(labels[n], row)}
 
 
-def _named_axes(places: Mapping[tuple[str, int], np.ndarray]) -> dict[int, tuple[str, int, int]]:
+def _named_axes(
+    places: Mapping[tuple[str, int], np.ndarray], declared: Mapping[int, str]
+) -> dict[int, tuple[str, int, int]]:
     """Return set -> (axis, its position, number of positions). Sets are of one axis if they occur in the same
-    dimensions of the same tensors, in unbroken runs."""
+    dimensions of the same tensors, in unbroken runs. `declared`: set -> name of its axis. Default: the first module."""
     where: dict[int, list[Any]] = defaultdict(list)
     for place, sets in places.items():
         for label in dict.fromkeys(sets.tolist()):
@@ -182,7 +193,7 @@ def _named_axes(places: Mapping[tuple[str, int], np.ndarray]) -> dict[int, tuple
     axes: dict[int, tuple[str, int, int]] = {}
     names: Counter[str] = Counter()
     for kind, labels in members.items():
-        path = first[kind][0].rpartition(".")[0] or first[kind][0]
+        path = declared.get(labels[0]) or first[kind][0].rpartition(".")[0] or first[kind][0]
         names[path] += 1
         name = path if names[path] == 1 else f"{path}#{names[path]}"
         if len(labels) > 1:
@@ -230,7 +241,7 @@ def _axis(name: str, size: int, positions: np.ndarray) -> Axis:
     groups = len(positions) // (size * copies)
     expected = np.tile(np.repeat(np.arange(size), copies), groups)
     if not np.array_equal(expected, positions):
-        raise Untraceable(f"the positions of axis {name} have an order that no axis has")
+        raise Untraceable(f"the positions of axis {name} have an order that no axis has. Hint: fixed: [{name}]")
     return Axis(name, size, groups, copies)
 
 

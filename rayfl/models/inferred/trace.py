@@ -8,7 +8,7 @@ and whatever an operation without a rule receives. Operations are those of ATen,
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,20 @@ class Untraceable(ValueError):
     """Number of operations before the error."""
 
 
+class Misnamed(ValueError):
+    """A path that a field of the model names and that is not valid."""
+
+    def __init__(self, field: str, problem: str):
+        super().__init__(problem)
+        self.field = field
+
+
 class Trace(TorchDispatchMode):
     """Numbers of all tensors that a forward pass makes, and which of them are equal."""
 
-    def __init__(self, module: nn.Module | None):
+    def __init__(self, module: nn.Module | None, declared: Mapping[str, str] | None = None):
         super().__init__()
+        self.declared, self.named = declared or {}, dict[str, np.ndarray]()
         self.count, self.done = 1, 0
         self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
         self.reasons: list[tuple[np.ndarray, str]] = []
@@ -83,6 +92,9 @@ class Trace(TorchDispatchMode):
         """Record that numbers are equal, elementwise. A number that equals 0 is never cut."""
         a, b = (np.asarray(x).reshape(-1) for x in np.broadcast_arrays(np.asarray(a), np.asarray(b)))
         different = a != b
+        if any(self.path == path or self.path.startswith(f"{path}.") for path in self.declared):
+            # the user says what is cut here
+            different &= (a != 0) & (b != 0)
         if different.any():
             pair = np.unique(np.stack([a[different], b[different]]), axis=1)
             self.pairs.append((pair[0], pair[1]))
@@ -93,6 +105,28 @@ class Trace(TorchDispatchMode):
     def fix(self, *layers: Any, reason: str = "") -> None:
         for layer in layers:
             self.equal(layer, np.zeros(1, dtype=np.int64), reason)
+
+    def declare(self, path: str, out: Any) -> None:
+        """Give the channels of a module's output the axis that the user declares. Raise Misnamed if they differ from
+        those of another module with this axis."""
+        if not isinstance(out, torch.Tensor) or out.dim() < 2:
+            raise Misnamed(
+                "axes", f"{path!r} is not valid. Allowed: modules that return a tensor [B, ..., channels, ...]"
+            )
+        name, layers = self.declared[path], self.of(out)
+        d = channels_of(out, layers)
+        if not any(layer.shape[d] > 1 for layer in layers):
+            numbers = torch.arange(self.count, self.count + out.shape[d], device="cpu")
+            self.count += out.shape[d]
+            self.give(out, [*layers, numbers.view([-1 if i == d else 1 for i in range(out.dim())])])
+        numbers = self.along(out, d)
+        first = self.named.setdefault(name, numbers)
+        if len(first) != len(numbers):
+            raise Misnamed(
+                "axes",
+                f"{path!r} has {len(numbers)} channels. Allowed: {len(first)}, as other modules of axis {name!r}",
+            )
+        self.equal(first, numbers)
 
     # operations
 
@@ -193,6 +227,12 @@ class Trace(TorchDispatchMode):
         return labels
 
 
+def channels_of(t: torch.Tensor, layers: Sequence[Layer]) -> int:
+    """Return the dimension of a tensor's channels: the first with numbers, otherwise that of images or tokens."""
+    cut = [d for layer in layers for d in range(1, t.dim()) if layer.shape[d] > 1]
+    return cut[0] if cut else 1 if t.dim() == 4 else t.dim() - 1
+
+
 @contextlib.contextmanager
 def _paths(module: nn.Module, trace: Trace) -> Iterator[None]:
     """Keep the path of the running module in `trace.path`."""
@@ -205,8 +245,10 @@ def _paths(module: nn.Module, trace: Trace) -> Iterator[None]:
 
         return hook
 
-    def leave(*_: Any) -> None:
-        stack.pop()
+    def leave(_: nn.Module, __: Any, out: Any) -> None:
+        path = stack.pop()
+        if path in trace.declared:
+            trace.declare(path, out)
         trace.path = stack[-1] if stack else ""
 
     handles = []
@@ -219,9 +261,10 @@ def _paths(module: nn.Module, trace: Trace) -> Iterator[None]:
             handle.remove()
 
 
-def traced(module: nn.Module, x: torch.Tensor) -> tuple[Trace, Any]:
-    """Return the trace of the forward pass of a module on the meta device, and its output."""
-    trace = Trace(module)
+def traced(module: nn.Module, x: torch.Tensor, declared: Mapping[str, str] | None = None) -> tuple[Trace, Any]:
+    """Return the trace of the forward pass of a module on the meta device, and its output. `declared`: path of a module
+    -> name of the axis of its output's channels; operations inside it are trusted."""
+    trace = Trace(module, declared)
     return trace, _ran(module, x, trace)
 
 
@@ -236,6 +279,8 @@ def _ran(module: nn.Module, x: torch.Tensor, trace: Trace) -> Any:
     try:
         with torch.no_grad(), _paths(module, trace), trace:
             return module(x)
+    except Misnamed:
+        raise
     except Exception as error:
         reason = ": ".join([type(error).__name__, *str(error).rstrip(".").splitlines()[:1]])
         refused = Untraceable(f"{trace.path or 'the network'} does not run on the meta device ({reason})")
