@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rayfl.core import norm as norm
     from rayfl.data.base import Arrays as Arrays
     from rayfl.data.base import DataSet as DataSet
+    from rayfl.data.datasets import Datasets as Datasets
     from rayfl.data.images import ImageData as ImageData
     from rayfl.data.images import Images as Images
     from rayfl.data.memory import InMemory as InMemory
@@ -61,6 +62,7 @@ _PUBLIC = {
     "config": ("ConfigError",),
     "core": ("Axis", "Fold", "Net", "Update", "conv", "declare", "embedding", "linear", "norm"),
     "data.base": ("Arrays", "DataSet"),
+    "data.datasets": ("Datasets",),
     "data.scores": ("Score",),
     "data.images": ("ImageData", "Images"),
     "data.memory": ("InMemory",),

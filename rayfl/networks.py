@@ -9,6 +9,7 @@ import numpy as np
 
 from rayfl.config import ConfigError, shown
 from rayfl.data.base import Arrays
+from rayfl.data.datasets import Datasets
 from rayfl.data.memory import InMemory
 from rayfl.engine.checked import Checked
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, complete, latest
@@ -34,7 +35,7 @@ def export(
     row: str | None = None,
     best: bool = False,
     raw: bool = False,
-    data: InMemory | None = None,
+    data: InMemory | Datasets | None = None,
     notify: Callable[[str], None] = print,
 ) -> "nn.Module":
     """Write the network deployed at this capacity, or a client's personal network, as files; return it. It takes
@@ -42,8 +43,8 @@ def export(
 
     `folder`: a run with a checkpoint, or a sweep, of which the best trial of `row` is exported. `best`: of the best
     round instead of the last, if `run.checkpoint` was best. `raw`: the bare network, which takes prepared samples.
-    `data`: the arrays, if they were in memory; only needed for norms without statistics, and for tables and series. See
-    `rayfl.exporting.submodels` for the list of files.
+    `data`: the arrays or Datasets, if they were objects; only needed for norms without statistics, and for tables and
+    series. See `rayfl.exporting.submodels` for the list of files.
     """
     from rayfl.exporting.submodels import export_submodel
 
@@ -55,7 +56,7 @@ def export(
         folder = record.path
         notify(f"exporting {folder}")
     experiment = read_experiment(record.config, str(folder / "config.json"))
-    if isinstance(experiment.data, InMemory) and data is not None:
+    if isinstance(experiment.data, InMemory | Datasets) and isinstance(data, type(experiment.data)):
         experiment = experiment.with_(data=experiment.data.holding(data))
     place = place_of(folder, best)
     check_place(to)

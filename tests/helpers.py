@@ -1,5 +1,6 @@
 """Helpers of several test files, besides `rayfl.testing.tiny`: methods and a model for tests, and their rounds."""
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -7,13 +8,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from rayfl.config import ConfigError
 from rayfl.core.axes import CLASSES, Axis, linear
 from rayfl.core.fold import Fold, Update
 from rayfl.core.net import Net
-from rayfl.core.seeds import torch_generator
+from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.submodel import prefix
 from rayfl.data import DATASETS_KIND, Arrays, Column, DataSet, Prepare
 from rayfl.data.goal import Classes
@@ -108,6 +110,29 @@ class Points(DataSet):
     @property
     def offers(self):
         return {"classes": 2}
+
+
+class Photos(torch.utils.data.Dataset):
+    """A torch Dataset of a user: PIL images of 4 classes, augmented by draws of torch, numpy and Python."""
+
+    def __init__(self, samples: int = 60, augmented: bool = True, seed: int = 0):
+        from torchvision.transforms import v2
+
+        self.pixels = numpy_generator(seed, "test:photos").integers(256, size=(samples, 8, 8, 3), dtype=np.uint8)
+        self.transform = v2.Compose([*([v2.RandAugment(), noisy] if augmented else []), v2.ToImage()])
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, index):
+        return self.transform(Image.fromarray(self.pixels[index])), index % 4
+
+    def writer(self, index):
+        return f"writer {index % 5}"
+
+
+def noisy(image):
+    return Image.fromarray(np.asarray(image) ^ np.uint8(np.random.randint(16) + random.randrange(16)))
 
 
 class OfPoints(Model):

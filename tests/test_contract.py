@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from helpers import COMPLETE
+from helpers import COMPLETE, Photos
 
 from rayfl.core.net import Net
 from rayfl.data import PARTITIONS, SCORES
+from rayfl.data.datasets import Datasets
 from rayfl.data.memory import InMemory
 from rayfl.experiment import read_experiment
 from rayfl.methods import METHODS
@@ -169,6 +170,17 @@ class TestInMemory(DataContract):
     data = InMemory(
         np.arange(40 * 2 * 5 * 5, dtype=np.uint8).reshape(40, 2, 5, 5), np.arange(40) % 4, crop=1, flip=True
     )
+
+
+class TestDatasets(DataContract):
+    data: ClassVar = {
+        "name": "datasets",
+        "train": {"of": "torchvision.datasets:FakeData", "options": {"size": 60, "image_size": [3, 8, 8]}},
+    }
+
+
+class TestAugmentedDatasets(DataContract):
+    data = Datasets(Photos(), Photos(20, augmented=False))
 
 
 class TestPoints(DataContract):

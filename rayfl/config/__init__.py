@@ -6,6 +6,8 @@ from rayfl.config.failures import RunFailed as RunFailed
 from rayfl.config.failures import ask as ask
 from rayfl.config.failures import require as require
 from rayfl.config.failures import require_number as require_number
+from rayfl.config.imports import imported as imported
+from rayfl.config.imports import with_options as with_options
 from rayfl.config.plain import shown as shown
 from rayfl.config.sections import PLAIN_WORDS as PLAIN_WORDS
 from rayfl.config.sections import Config as Config

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, field_validator, model_validator
 from pydantic._internal._model_construction import ModelMetaclass
@@ -28,7 +28,7 @@ MOST_PLACES = 10
 MOST_NAMES = 100
 """Maximum number of names in one list of allowed names."""
 
-FEW_NAMES = 20
+FEW_NAMES = 25
 """Maximum number of names of a `Kind` in an error."""
 
 PLAIN_WORDS = {
@@ -99,8 +99,9 @@ class _Explained(ModelMetaclass):
     if not TYPE_CHECKING:
 
         def __call__(cls, *given: Any, **fields: Any) -> Any:
+            named = dict(zip(cls.positional, given, strict=False))
             try:
-                return super().__call__(*given, **fields)
+                return super().__call__(*given[len(named) :], **named | fields)
             except ValidationError as error:
                 raise ConfigError(explain(cls, fields, cls.__name__, error)) from None
 
@@ -109,6 +110,8 @@ class Config(BaseModel, metaclass=_Explained):
     """A frozen configuration section. Unknown keys are errors, booleans are not numbers, integers have 64 bits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    positional: ClassVar[tuple[str, ...]] = ()
+    """Fields that arguments without a name set in Python."""
 
     @model_validator(mode="before")
     @classmethod

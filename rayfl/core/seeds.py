@@ -7,8 +7,9 @@ order of execution or a resume. Arguments are hashed, not added: seed 0 round 1 
 
 import contextlib
 import hashlib
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ import torch
 PURPOSES = tuple(
     """
     adapters asked availability batches capacity coefficients cohort deployed device digits dropout ensemble export
-    frozen hidden hold_out init judged local local_validation masks noise open partition personal pooled public refine
-    scores search searcher statistics straggler student subset synthetic transforms variate visit width
+    frozen hidden hold_out init judged local local_validation masks noise open partition personal pooled public read
+    refine scores search searcher statistics straggler student subset synthetic transforms variate visit width
     """.split()
 )
 """Purposes of random draws in rayfl. Other packages use names with a colon: "package:purpose"."""
@@ -59,3 +60,22 @@ def torch_scope(seed: int, device: torch.device | str = "cpu") -> Iterator[None]
             with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+@contextlib.contextmanager
+def global_scope() -> Iterator[Callable[[int], None]]:
+    """Restore the global generators of torch (CPU), numpy and Python after the block. It gets a function that seeds
+    them all. Used for code of users that draws from them: Datasets and their transforms."""
+
+    def seed(seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        random.seed(seed)
+
+    with torch_scope(0):
+        of_numpy, of_python = np.random.get_state(), random.getstate()
+        try:
+            yield seed
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)

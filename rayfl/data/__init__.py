@@ -7,6 +7,7 @@ from rayfl.data.base import DATASETS
 from rayfl.data.base import DATASETS_KIND as DATASETS_KIND
 from rayfl.data.base import DataSet as DataSet
 from rayfl.data.cifar import CIFAR10, CIFAR100
+from rayfl.data.datasets import Datasets
 from rayfl.data.digits import Digits
 from rayfl.data.federation import Federation as Federation
 from rayfl.data.federation import federate as federate
@@ -55,6 +56,7 @@ DATASETS |= {
     "arrays": InMemory,
     "folder": Folder,
     "function": Function,
+    "datasets": Datasets,
     "text": OwnText,
     "table": Table,
     "huggingface": HuggingFace,

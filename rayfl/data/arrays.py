@@ -1,7 +1,7 @@
 """Data sets in memory, and the validation that all of them pass."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,8 @@ class Arrays:
     """Public samples from outside the training set, in the same format. Set by `DataSet.arrays`."""
     notes: tuple[str, ...] = ()
     """Messages for the user on the samples. Set by `DataSet.arrays`, completed by `load_data`."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Name -> digest of samples that are read later. Set by `DataSet.arrays`."""
 
     @property
     def test_samples(self) -> int:

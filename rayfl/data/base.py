@@ -90,6 +90,16 @@ class DataSet(Named, ABC):
         return ()
 
     @property
+    def digests(self) -> Mapping[str, str]:
+        """Name -> digest of samples that `load` does not return because they are read later."""
+        return {}
+
+    @property
+    def sample(self) -> tuple[int, ...]:
+        """Shape of one sample x that an exported network takes. Default: as stored."""
+        return self.columns["x"].shape
+
+    @property
     def overlap(self) -> str:
         """Why samples contain parts of each other, so that none can be held out; "" if they do not."""
         return ""
@@ -115,7 +125,7 @@ class DataSet(Named, ABC):
                 f"data: x of the test set has the type {other}. Allowed: {stored} as in the training set, because "
                 "pixels of both are scaled alike"
             )
-        found = replace(found, notes=self.notes)
+        found = replace(found, notes=self.notes, digests=self.digests)
         return found if self.public is None else replace(found, public=self.public.split(self, found))
 
     @final

@@ -1,16 +1,14 @@
 """Data set returned by a function of the user's package."""
 
 import functools
-import inspect
 import json
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from rayfl.config import ConfigError, shown
+from rayfl.config import ConfigError, imported, shown, with_options
 from rayfl.data.arrays import Arrays, as_array
 from rayfl.data.goal import Goal
 from rayfl.data.images import MOST_CLASSES
@@ -61,23 +59,10 @@ class Function(Targeted, OwnImages):
         return replace(found, train=train, test=test)
 
     def _function(self) -> Callable[..., Any]:
-        try:
-            found = pkgutil.resolve_name(self.of)
-            if not callable(found):
-                raise TypeError("not a function")
-        except (Exception, SystemExit) as error:
-            reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-            raise ConfigError(
-                f"data.of: {shown(self.of)} cannot be called ({reason}). Allowed: package.module:function of a package "
-                "that is installed or in PYTHONPATH"
-            ) from None
-        try:
-            inspect.signature(found).bind(**self.options)
-        except TypeError as error:
-            raise ConfigError(
-                f"data.options: {shown(self.options)} is not valid ({error}). Allowed: the arguments of "
-                f"{self.of}{inspect.signature(found)}"
-            ) from None
+        found = imported(self.of, "data", "function")
+        if not callable(found):
+            raise ConfigError(f"data.of: {shown(self.of)} is of type {type(found).__name__}. Allowed: a function")
+        with_options(found, self.of, self.options, "data")
         return found
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, PrivateAttr
+from torch.utils.data import Dataset
 
 from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays, as_array, validate
@@ -50,6 +51,8 @@ class InMemory(Targeted, OwnImages):
         if x is None and "digest" in fields:  # from a file
             super().__init__(**fields)
             return
+        if isinstance(x, Dataset):
+            raise ConfigError("data: x is a Dataset. Allowed: arrays. Hint: rayfl.Datasets(train, test)")
         if x is None or y is None:
             raise ConfigError(
                 'the data set "arrays" has no arrays. Allowed: rayfl.InMemory(x, y) in Python, or another data set in '
@@ -106,7 +109,7 @@ class InMemory(Targeted, OwnImages):
             )
         return self._arrays
 
-    def holding(self, given: "InMemory") -> Self:
+    def holding(self, given: Any) -> Self:
         """Return this data set with the arrays of `given`. Raise ConfigError if they are not those of this data set."""
         if given.digest != self.digest:
             raise ConfigError(

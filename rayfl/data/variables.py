@@ -145,6 +145,11 @@ class Shaped(DataSet):
 
     @property
     def prepare(self) -> Any:
+        return self.preparation
+
+    @property
+    def preparation(self) -> Any:
+        """Conversion of samples of shape `shape` to network inputs."""
         if self._is_image:
             self._refuse(("missing", "scaling"), "images", "tables and series")
             return super().prepare  # pyright: ignore[reportAbstractUsage]
@@ -160,7 +165,7 @@ class Shaped(DataSet):
 
     @property
     def offers(self) -> Mapping[str, Any]:
-        prepare = self.prepare
+        prepare = self.preparation
         if self._is_image:
             return super().offers  # pyright: ignore[reportAbstractUsage]
         assert isinstance(prepare, Variables)

@@ -27,6 +27,7 @@ Resume = bool | Literal["changed"]
 def inputs_of(experiments: Sequence[Experiment], arrays: Arrays) -> Inputs:
     """Return the digests of the inputs of experiments on the same data."""
     found = {f"data: {name}": _of_array(array) for name, array in _arrays(arrays)}
+    found |= {f"data: {name}": digest for name, digest in arrays.digests.items()}
     for experiment in experiments:
         settings = {key: value for key, value in experiment.result_config().items() if key != "data"}
         found |= {f"file {path}": _of_file(path) for path in sorted(set(_files(settings)))}

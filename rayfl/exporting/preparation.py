@@ -36,7 +36,7 @@ class Preparation:
             prepare, goal = federation.prepare, federation.goal
         names = {"columns": data.input_columns, "class_names": data.offers.get("class_names")}
         names = {name: value for name, value in names.items() if value}
-        return cls(prepare, goal, data.columns["x"].shape, names)
+        return cls(prepare, goal, data.sample, names)
 
     def around(self, network: nn.Module) -> nn.Module:
         """Return a network from samples x [B, ...] as stored to logits, or to numbers in the units of the targets."""

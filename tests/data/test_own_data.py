@@ -310,18 +310,20 @@ def test_a_function_may_return_arrays_with_users(loader):
     [
         ("mylab_nowhere:load", "ModuleNotFoundError: No module named 'mylab_nowhere'"),
         ("mylab_loader:lode", "AttributeError: module 'mylab_loader' has no attribute 'lode'"),
-        ("mylab_loader:THREE", "TypeError: not a function"),
         ("my lab", "ValueError: invalid format: 'my lab'"),
     ],
 )
 def test_functions_that_do_not_exist(loader, of, reason):
     assert message(Function(of=of).arrays) == (
-        f"data.of: {of!r} cannot be called ({reason}). Allowed: package.module:function of a package that is "
+        f"data.of: {of!r} cannot be imported ({reason}). Allowed: package.module:function of a package that is "
         "installed or in PYTHONPATH"
     )
 
 
 def test_functions_that_do_not_fit(loader):
+    assert message(Function(of="mylab_loader:THREE").arrays) == (
+        "data.of: 'mylab_loader:THREE' is of type int. Allowed: a function"
+    )
     assert message(Function(of="mylab_loader:load", options={"sample": 3}).arrays) == (
         "data.options: {'sample': 3} is not valid (got an unexpected keyword argument 'sample'). Allowed: the "
         "arguments of mylab_loader:load(samples=6, float_pixels=False)"

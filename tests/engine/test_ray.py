@@ -10,10 +10,11 @@ import pytest
 import ray
 from crews import crew_of, everyone_has_loaded, on_ray, resized, result
 from faults import Faulty
-from helpers import NESTED, PersonalHead, run, simulate, tiny
+from helpers import NESTED, PersonalHead, Photos, run, simulate, tiny
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayTaskError
 
 from rayfl.config import ConfigError, RunFailed
+from rayfl.data.datasets import Datasets
 from rayfl.engine import cohort
 from rayfl.engine.checked import Diverged
 from rayfl.engine.files import NotWritten, checksum
@@ -97,6 +98,18 @@ def test_a_node_dies_while_its_actors_are_idle(actors, group, tmp_path):
         ray.kill(slot.actor)
     assert result(simulation) == serial
     assert 1 <= pool.deaths <= 3
+
+
+def test_samples_of_datasets_have_the_same_draws_on_any_number_of_actors(actors, group, tmp_path):
+    """FakeData by its name, and a Dataset of a user's own with RandAugment, as objects."""
+    fake = {"size": 30, "image_size": [3, 8, 8], "num_classes": 2}
+    named = {"name": "datasets", "train": {"of": "torchvision.datasets:FakeData", "options": fake}, "flip": True}
+    sections = {"model": "liang_mlp", "partition": "iid", "clients": {"count": 3, "cohort": 3}, "method": "heterofl"}
+    for data in (named, Datasets(Photos(), Photos(10))):
+        experiment = tiny(data=data, **sections)
+        serial = result(simulate(experiment, tmp_path / "serial"))
+        for count in (1, 2):
+            assert result(on_ray(resized(actors, group, count), experiment, tmp_path / f"{count}")) == serial
 
 
 def test_an_actor_that_is_silent_while_doubted_is_replaced(pool, monkeypatch):
