@@ -22,6 +22,7 @@ from typing import Any
 import cloudpickle
 
 from rayfl.config import ConfigError
+from rayfl.core import values
 
 MOST_BYTES = 64 * 2**20
 INSTALLED = {"site-packages", "dist-packages"}
@@ -30,9 +31,12 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 def packed(value: Any) -> bytes:
     """Return an archive of the packages that a value needs: those named in its pickle, and all imported ones from the
-    same folders. b"" if all are installed. Raise ConfigError if they are too large."""
-    places = {place for name in _named(value) for place in own_places(name)}
-    if not places:
+    same folders; and of objects without a package (`rayfl.core.values`). b"" if there are none. Raise ConfigError if
+    the packages are too large."""
+    texts = _texts(value)[1]
+    carried = [one for _, one in values.named_in(texts)]
+    places = {place for name in _named([value, carried]) for place in own_places(name)}
+    if not places and not carried:
         return b""
     roots = {place.parent for place in places}
     places |= {place for name in _tops(sys.modules) for place in own_places(name) if place.parent in roots}
@@ -49,6 +53,8 @@ def packed(value: Any) -> bytes:
         for name in sorted(files):
             # without times, so that equal packages give equal archives
             file.writestr(zipfile.ZipInfo(name), files[name].read_bytes())
+        for name, content in sorted(values.files(texts).items()):
+            file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_STORED)
     return archive.getvalue()
 
 
@@ -71,6 +77,7 @@ def install(archive: bytes) -> None:
         except OSError:  # another process was faster
             shutil.rmtree(partial)
     sys.path.insert(0, str(folder))
+    values.FOLDERS.insert(0, folder)
     for other in home.iterdir():
         _remove_unused(other)
 
@@ -99,10 +106,15 @@ def _remove_unused(folder: Path) -> None:
 
 def _named(value: Any) -> set[str]:
     """Return the packages that a pickle of the value imports, including texts such as "package.module:Class"."""
+    modules, texts = _texts(value)
+    return _tops(modules | {name for text in texts if (name := text.partition(":")[0]) in sys.modules and ":" in text})
+
+
+def _texts(value: Any) -> tuple[set[str], set[str]]:
+    """Return the modules of the objects in a pickle of the value, and all texts in it."""
     pickler = _Naming(file := io.BytesIO())
     pickler.dump(value)
-    texts = (arg for _, arg, _ in pickletools.genops(file.getvalue()) if isinstance(arg, str) and ":" in arg)
-    return _tops(pickler.modules | {name for text in texts if (name := text.partition(":")[0]) in sys.modules})
+    return pickler.modules, {arg for _, arg, _ in pickletools.genops(file.getvalue()) if isinstance(arg, str)}
 
 
 class _Naming(cloudpickle.Pickler):

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -12,7 +13,9 @@ from rayfl.config import ConfigError, Kind, Named
 from rayfl.core.axes import CLASSES, Axis
 from rayfl.core.net import Answer, Net, params_of
 from rayfl.core.norms import fresh
+from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
+from rayfl.models.start import matching, read
 
 SAMPLES = {"input": "images", "ids": "sequences of tokens", "variables": "tables", "series": "series"}
 """Key offered by a data set -> kind of its samples."""
@@ -29,6 +32,13 @@ class Model(Named, ABC):
     """Key of `SAMPLES` accepted by its networks; "" if unknown."""
     smallest: ClassVar[Mapping[str, Any]] = {}
     """Fields and class attributes of its smallest useful network, for the contract tests of `rayfl.testing`."""
+
+    drawn: ClassVar[tuple[str, ...]] = ()
+    """Paths of layers that start as in a new network if they do not match the initial weights, like the classifier."""
+
+    weights: str = ""
+    """Initial weights on the server's machine: a file .pt, .pth or .safetensors with the state of the whole network, or
+    the folder of an earlier run or of an export. Default: a new network."""
 
     if TYPE_CHECKING:  # created by pydantic
 
@@ -70,20 +80,44 @@ class Model(Named, ABC):
 
     def prepare(self) -> None:
         """Fetch the files that `initial` reads, before Ray starts. Raise ConfigError with the missing files."""
+        self.published()
 
     @property
     def blank(self) -> Self:
         """The model without pretrained weights."""
-        return self
+        return self.model_copy(update={"weights": ""})
+
+    def published(self) -> Params:
+        """Return the initial parameters and statistics of the whole network that `weights` gives. Raise ConfigError if
+        they do not match it."""
+        if not self.weights:
+            return {}
+        return matching(self.named(read(self.weights, self.source)), Net(self), self.weights, self.drawn, self.source)
+
+    def named(self, tensors: Params) -> Params:
+        """Return tensors of a file by the names of the network's."""
+        return tensors
+
+    @property
+    def source(self) -> str:
+        """Description of files with weights, for errors."""
+        return "the state of this network"
 
     def initial(self, net: Net) -> Params:
         """Return the initial parameters of a network. Random ones are drawn from torch's global generator
         (`seeds.torch_scope`)."""
-        return params_of(net.build())
+        return self._started(params_of(net.build()), net)
 
     def statistics(self, net: Net) -> Params:
         """Return the initial statistics of its static norms, by the names of `norms.fresh`."""
-        return fresh(net.blank())
+        return self._started(fresh(net.blank()), net)
+
+    def _started(self, new: Params, net: Net) -> Params:
+        """Return new tensors with the published ones, cut to the first positions of the network, in their place."""
+        if not (published := self.published()):
+            return new
+        cut = prefix(replace(net, width=1.0), net).take(published)
+        return new | {name: cut[name].clone(memory_format=torch.contiguous_format) for name in new.keys() & cut}
 
     def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
         """Write files for other libraries into an existing folder, in addition to those of `rayfl.exporting`. `answer`:

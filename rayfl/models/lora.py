@@ -82,6 +82,7 @@ class Lora(Model):
         return self.model_copy(update={"base": self.base.fitted(data, offers, f"{where}.base")})
 
     def prepare(self) -> None:
+        super().prepare()
         prepare_at("model.base", self.base)
         frozen.tensors_of(self)
 
@@ -90,7 +91,7 @@ class Lora(Model):
 
     @property
     def blank(self) -> Self:
-        return self.model_copy(update={"base": self.base.blank, "adapter": ""})
+        return self.model_copy(update={"base": self.base.blank, "adapter": "", "weights": ""})
 
     def initial(self, net: Net) -> Params:
         start = super().initial(net)

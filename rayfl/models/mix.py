@@ -151,6 +151,8 @@ class Mix(Around):
     networks: "Networks" = Field(default={1: "resnet20", 0.5: "resnet8"}, validate_default=True)  # pyright: ignore
     """Capacity -> model section, for every capacity of the population: {"1": resnet20, "0.5": {name: resnet8,
     channels: 8}}. In a file, capacities need quotes."""
+    weights: Literal[""] = ""  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Not supported: set the `weights` of its networks."""
     features: int | None = Field(default=None, ge=1)
     """Number of inputs of every network's classifier, after a linear projection of its last features (the common
     representation of Fed-ET and FedProto). Default: no projection."""

@@ -293,11 +293,9 @@ def test_invalid_options_are_refused(given, field):
 
 
 def test_weights_that_a_model_brings_are_refused():
-    net = Net(MODELS["resnet18"](pretrained="imagenet"))
+    net = Net(MODELS["resnet18"](weights="imagenet"))
     method = FedPM().bind(Task(net.model, Training(), {1.0: net}, 1.0, clients=2))
-    with pytest.raises(
-        ConfigError, match="model.pretrained: not supported with method fedpm, .*. Allowed: leave it out"
-    ):
+    with pytest.raises(ConfigError, match="model.weights: not supported with method fedpm, .*. Allowed: leave it out"):
         method.check(1, Population())
 
 

@@ -1,5 +1,7 @@
 """Axes that are inferred from a forward pass: by hand, and against the whole network with zeros elsewhere."""
 
+import io
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -8,14 +10,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayfl.config import ConfigError
+from rayfl.core import values
 from rayfl.core.axes import Concat, segments
 from rayfl.core.net import Net, check_axes, load
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import prefix, random_subset
-from rayfl.models.inferred.module import Module
+from rayfl.engine.plugins import packed
+from rayfl.models.inferred.module import Module, _plan
 from rayfl.models.inferred.norms import replace_norms
 from rayfl.models.inferred.trace import Untraceable
-from rayfl.testing.tiny import run, simulate, tiny
+from rayfl.testing.tiny import Branches, run, simulate, tiny
 
 
 class Looks(nn.Module):
@@ -382,7 +386,7 @@ def test_methods_leave_blocks_out(method, tmp_path):
         ({"of": DEEP, "axes": {"stem": "a", "late.0": "a"}}, "model.axes: 'late.0' has 16 channels. Allowed: 8, as"),
         ({"of": DEEP, "axes": {"steam": "a"}}, "test: model.axes: 'steam' is not valid. Allowed: modules of"),
         ({"of": DEEP, "fixed": ["late.9"]}, "test: model.fixed: 'late.9' is not valid. Allowed: modules of"),
-        ({"of": "nowhere:Net"}, "test: model.of: 'nowhere:Net' cannot be called (ModuleNotFoundError"),
+        ({"of": "nowhere:Net"}, "test: model.of: 'nowhere:Net' cannot be imported (ModuleNotFoundError"),
         ({"of": BRANCHES, "options": {"wide": 3}}, "test: model.options: {'wide': 3, 'num_classes': 4} is not valid"),
         ({"of": BRANCHES, "options": {"num_classes": 3}}, "returns outputs of shape [3] per sample. Allowed: [4]"),
         ({"of": "test_inferred:Looks"}, "do not look at the values of tensors"),
@@ -400,10 +404,72 @@ def test_networks_that_do_not_fit(given, message):
 
 
 def test_a_class_of_an_importable_module_is_its_name():
-    assert Module(of=nn.Linear).of == "torch.nn.modules.linear:Linear"
+    assert Module(nn.Linear).of == "torch.nn.modules.linear:Linear"
+    assert Module(nn.Linear, bias=False) == Module(of=nn.Linear, options={"bias": False})
 
-    class Inside(nn.Module):
-        pass
 
-    with pytest.raises(ConfigError, match="a class or function of a module that actors can import"):
-        Module(of=Inside)
+def local():
+    class Local(Branches):
+        """A class without an import path."""
+
+    return Local
+
+
+def test_what_has_no_import_path_is_sent_by_value(tmp_path, monkeypatch):
+    """Another process finds the class and its plan in the archive of the run, and infers nothing."""
+    given = [local(), lambda num_classes: Branches(num_classes=num_classes), Branches()]
+    models = [Module(of, input=(1, 8, 8), classes=4) for of in given]
+    assert [model.of.partition("@")[0].rpartition(".")[2] for model in models] == ["Local", "<lambda>", "Branches"]
+    assert Module(local(), input=(1, 8, 8), classes=4) == models[0]
+    shapes = [Net(model, 0.5).layout.shapes for model in models]
+    with zipfile.ZipFile(io.BytesIO(packed(models))) as archive:
+        archive.extractall(tmp_path)
+    monkeypatch.setattr(values, "_KEPT", {})
+    for model in models:
+        with pytest.raises(ConfigError, match="is an object of another Python program"):
+            model.constructor()
+    monkeypatch.setattr(values, "FOLDERS", [tmp_path])
+    monkeypatch.setattr("rayfl.models.inferred.module.plan_of", None)
+    _plan.cache_clear()
+    assert [Net(model, 0.5).build().stem.out_channels for model in models] == [4, 4, 4]
+    assert [Net(model, 0.5).layout.shapes for model in models] == shapes
+
+
+def test_a_network_is_its_own_start():
+    network = Branches()
+    network.norm.running_mean.fill_(3)
+    model = Module(network, input=(1, 8, 8), classes=4)
+    state = network.state_dict()
+    assert all(torch.equal(t, state[name]) for name, t in Net(model).initial().items())
+    narrow = Net(model, 0.5)
+    assert torch.equal(narrow.initial()["branch.weight"], state["branch.weight"][:4, :4])
+    assert torch.equal(narrow.statistics()["norm.running_mean"], torch.full((8,), 3.0))
+    # later changes of the network are none of the model's
+    nn.init.zeros_(network.stem.weight)
+    assert not torch.equal(Net(model).initial()["stem.weight"], network.stem.weight)
+    assert Module(network).of != model.of
+    with pytest.raises(ConfigError, match=r"options: \{'width': 3\} is not valid with a network"):
+        Module(network, width=3).constructor()
+
+
+def published(num_classes: int = 7, weights: str | None = None):
+    """A network of seven classes with published weights, as torchvision's."""
+    if weights and num_classes != 7:
+        raise ValueError("these weights have 7 classes")
+    network = Deep(num_classes=num_classes)
+    for t in network.state_dict().values() if weights else ():
+        t.fill_(2)
+    return network
+
+
+@pytest.mark.parametrize(("norm", "scale"), [("static_bn", 2), ("group", 2), ("keep", 2 * (2 + 1e-5) ** -0.5)])
+def test_weights_of_the_constructor_are_the_start(norm, scale):
+    """Of the whole network but its classifier, whose classes are those of the data."""
+    model = module("published", options={"weights": "PUBLISHED"}, norm=norm)
+    net = Net(model)
+    params, statistics = net.initial(), net.statistics()
+    assert (params["late.1.first.weight"] == 2).all() and not (params["head.weight"] == 2).any()
+    torch.testing.assert_close(params["stem.1.weight"], torch.full((8,), float(scale)))
+    assert all((t == 2).all() for t in statistics.values()) and bool(statistics) == (norm == "static_bn")
+    new = Net(model.blank)
+    assert not (new.initial()["late.1.first.weight"] == 2).any() and new.layout == net.layout

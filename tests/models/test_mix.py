@@ -202,7 +202,7 @@ def test_as_one_network_it_is_that_of_its_largest_capacity():
 
 def test_every_network_is_prepared(tmp_path):
     gone = str(tmp_path / "gone.safetensors")
-    mix = Mix(networks={1: "digits_cnn", 0.5: {"name": "resnet18", "pretrained": gone}})
+    mix = Mix(networks={1: "digits_cnn", 0.5: {"name": "resnet18", "weights": gone}})
     with pytest.raises(ConfigError, match="gone"):
         mix.prepare()
     mix.blank.prepare()

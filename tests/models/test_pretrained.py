@@ -5,21 +5,24 @@ from urllib.error import URLError
 
 import pytest
 import torch
-from helpers import assert_same, tiny
+from helpers import TINY, assert_same, tiny
 from safetensors.torch import save_file
 from torch import nn
 from torchvision import models as theirs
 
+import rayfl
 from rayfl.config import ConfigError
 from rayfl.core import norms
 from rayfl.core.net import Net, load, params_of
 from rayfl.core.norms import fresh
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import prefix
+from rayfl.engine.inputs import inputs_of
 from rayfl.methods import METHODS
 from rayfl.methods.base import Task
 from rayfl.models import MODELS
 from rayfl.models.pretrained import Pretrained, translated
+from rayfl.networks import deployments
 from rayfl.training.settings import Training
 
 NAMES = [name for name, cls in MODELS.items() if issubclass(cls, Pretrained)]
@@ -95,7 +98,7 @@ def test_names_of_torchvisions_older_transformers():
 def test_the_trunk_gives_what_torchvisions_gives(resnet):
     """Behind the stem's convolution, which is new: norm, pooling and all stages, in evaluation."""
     source, file = resnet
-    model = MODELS["resnet18"](pretrained=str(file), maxpool=True)
+    model = MODELS["resnet18"](weights=str(file), maxpool=True)
     net = Net(model)
     module = net.build()
     load(module, net.initial())
@@ -109,14 +112,14 @@ def test_the_trunk_gives_what_torchvisions_gives(resnet):
 
 
 def test_stem_and_head_are_new(resnet):
-    model = MODELS["resnet18"](pretrained=str(resnet[1]))
-    start, new = (started(m) for m in (model, model.model_copy(update={"pretrained": ""})))
+    model = MODELS["resnet18"](weights=str(resnet[1]))
+    start, new = (started(m) for m in (model, model.model_copy(update={"weights": ""})))
     same = {name for name, t in start.items() if torch.equal(t, new[name])}
     assert same == {"conv.weight", "head.weight", "head.bias"}
 
 
 def test_a_narrow_network_starts_with_the_first_positions(resnet):
-    model = MODELS["resnet18"](pretrained=str(resnet[1]))
+    model = MODELS["resnet18"](weights=str(resnet[1]))
     net = Net(model, 0.3, without=("stage2.1",), steps=True)
     whole, part = Net(model).initial(), net.initial()
     cut = prefix(Net(model), Net(model, 0.3)).take(whole)
@@ -132,7 +135,7 @@ def test_a_narrow_network_starts_with_the_first_positions(resnet):
 def test_a_narrow_transformer_keeps_the_first_features_of_every_head(vit):
     """2 heads of 4 features, of which half stay: rows 0, 1 and 4, 5 of each third of torchvision's stack."""
     state, file = vit
-    model = MODELS["vit_b_16"](input=(3, 8, 8), pretrained=str(file), **{k: v for k, v in VIT.items() if k != "name"})
+    model = MODELS["vit_b_16"](input=(3, 8, 8), weights=str(file), **{k: v for k, v in VIT.items() if k != "name"})
     part = Net(model, 0.5).initial()
     stack = state["encoder.layers.encoder_layer_0.self_attention.in_proj_weight"]
     for start, projection in zip((0, 8, 16), "qkv", strict=True):
@@ -143,13 +146,13 @@ def test_a_narrow_transformer_keeps_the_first_features_of_every_head(vit):
 def test_of_any_precision_it_is_float32(resnet, tmp_path):
     file = tmp_path / "half.pth"
     torch.save({name: t.half() if t.is_floating_point() else t for name, t in torch.load(resnet[1]).items()}, file)
-    net = Net(MODELS["resnet18"](pretrained=str(file)), 0.1)
+    net = Net(MODELS["resnet18"](weights=str(file)), 0.1)
     tensors = net.initial() | net.statistics()
     assert {t.dtype for t in tensors.values()} == {torch.float32}
 
 
 def test_fjords_widths_start_from_its_statistics(resnet):
-    model = MODELS["resnet18"](pretrained=str(resnet[1]))
+    model = MODELS["resnet18"](weights=str(resnet[1]))
     nets = {1.0: Net(model, 0.2), 0.5: Net(model, 0.1)}
     method = METHODS["fjord"]().bind(Task(model, Training(), nets, 1.0, clients=1))
     state, expected = method.init(), nets[0.5].statistics()
@@ -160,7 +163,7 @@ def test_fjords_widths_start_from_its_statistics(resnet):
 def test_runs_start_from_it(vit):
     """Also where the server's network is narrow."""
     state, file = vit
-    model = VIT | {"pretrained": str(file)}
+    model = VIT | {"weights": str(file)}
     given = dict(data={"shape": [3, 8, 8]}, model=model, clients={"capacities": [1, 0.5]})
     for method, positions in (("heterofl", 8), ({"name": "fedavg", "size": "smallest"}, 4)):
         spec = tiny(method=method, **given)
@@ -197,11 +200,11 @@ def test_they_are_downloaded_once_and_checked(hub, resnet, monkeypatch):
         Path(file).symlink_to(resnet[1])
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
-    model = MODELS["resnet18"](pretrained="imagenet")
+    model = MODELS["resnet18"](weights="imagenet")
     model.prepare()
     model.prepare()
     assert asked == [("https://download.pytorch.org/models/resnet18-f37072fd.pth", "f37072fd")]
-    assert_same(started(model), started(MODELS["resnet18"](pretrained=str(resnet[1]))))
+    assert_same(started(model), started(MODELS["resnet18"](weights=str(resnet[1]))))
 
 
 def message(model):
@@ -215,28 +218,20 @@ def test_no_network(hub, monkeypatch):
         raise URLError("no route\nto host")
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
-    assert message(MODELS["vit_b_16"](pretrained="imagenet")) == (
-        f"model.pretrained: the imagenet weights of vit_b_16 are not in {hub} and cannot be downloaded "
+    assert message(MODELS["vit_b_16"](weights="imagenet")) == (
+        f"model.weights: the imagenet weights of vit_b_16 are not in {hub} and cannot be downloaded "
         "(<urlopen error no route to host>). Allowed: imagenet once that folder holds\n"
         "  https://download.pytorch.org/models/vit_b_16-c867db91.pth\n"
         "or the path of this file"
     )
 
 
-def test_no_file(tmp_path):
-    file = str(tmp_path / "mine.pth")
-    assert message(MODELS["resnet18"](pretrained=file)) == (
-        f"model.pretrained: '{file}' is not valid. Allowed: an existing file with the weights of resnet18, such as "
-        "https://download.pytorch.org/models/resnet18-f37072fd.pth, or imagenet, which downloads that"
-    )
-
-
-def test_neither_a_file_nor_imagenet():
-    with pytest.raises(ConfigError) as error:
-        tiny(model={"name": "resnet18", "pretrained": "imagnet"})
-    assert str(error.value) == (
-        "test: model.pretrained: 'imagnet' is not valid. Allowed: imagenet, a file .pth, .pt or .safetensors, or "
-        "nothing"
+@pytest.mark.parametrize("place", ["/nowhere/mine.pth", "imagnet"])
+def test_neither_a_file_nor_imagenet(place):
+    assert message(MODELS["resnet18"](weights=place)) == (
+        f"model.weights: '{place}' is not valid. Allowed: an existing file .pth, .pt, .safetensors of a network's "
+        "state, or the folder of a run with a checkpoint or of an export. Hint: a file such as "
+        "https://download.pytorch.org/models/resnet18-f37072fd.pth, or imagenet"
     )
 
 
@@ -245,8 +240,8 @@ def test_a_damaged_file(kind, tmp_path):
     file = tmp_path / f"weights{kind}"
     for content in (b"", b"no weights at all"):
         file.write_bytes(content)
-        said = message(MODELS["resnet18"](pretrained=str(file)))
-        assert said.startswith(f"model.pretrained: {file} cannot be read (")
+        said = message(MODELS["resnet18"](weights=str(file)))
+        assert said.startswith(f"model.weights: {file} cannot be read (")
         assert said.endswith(
             "). Allowed: the state of a network as torch or safetensors saves it; delete the file if it is damaged"
         )
@@ -255,8 +250,8 @@ def test_a_damaged_file(kind, tmp_path):
 def test_a_file_of_something_else(tmp_path):
     file = tmp_path / "weights.pt"
     torch.save({"epoch": 3, "model": {}}, file)
-    assert message(MODELS["resnet18"](pretrained=str(file))) == (
-        f"model.pretrained: {file} has no named tensors. Allowed: the state of a network"
+    assert message(MODELS["resnet18"](weights=str(file))) == (
+        f"model.weights: {file} has no named tensors. Allowed: the state of a network"
     )
 
 
@@ -265,10 +260,37 @@ def test_another_network(resnet, vit):
     url = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     file = resnet[1]
     wrong = f"tensors of {file} do not match resnet18 as it is configured"
-    assert message(MODELS["resnet18"](pretrained=str(file), norm="group")) == (
-        f"model.pretrained: 40 {wrong} (norm.running_mean is [64] and should be missing). Allowed: a file such as {url}"
+    assert message(MODELS["resnet18"](weights=str(file), norm="group")) == (
+        f"model.weights: 40 {wrong} (norm.running_mean is [64] and should be missing; norm.running_var is [64] and "
+        "should be missing; stage1.0.residual.norm1.running_mean is [64] and should be missing). Allowed: a file such "
+        f"as {url}, or imagenet"
     )
-    assert message(MODELS["resnet18"](pretrained=str(file), channels=32)).startswith(
-        f"model.pretrained: 99 {wrong} (norm.bias is [64] and should be [32]). Allowed"
+    assert message(MODELS["resnet18"](weights=str(file), channels=32)).startswith(
+        f"model.weights: 99 {wrong} (norm.bias is [64] and should be [32]; norm.running_mean"
     )
-    assert "(class_token is [1, 1, 8] and should be missing)" in message(MODELS["resnet18"](pretrained=str(vit[1])))
+    assert "(class_token is [1, 1, 8] and should be missing;" in message(MODELS["resnet18"](weights=str(vit[1])))
+
+
+def test_any_model_starts_from_a_file_or_a_run(tmp_path):
+    """Parameters are those of the server's network, cut to the width; statistics start new if there are none."""
+    folder, clients = tmp_path / "run", {"count": 6, "cohort": 4, "capacities": [1, 0.3]}
+    rayfl.run({**TINY, "rounds": 1, "method": "heterofl", "clients": clients}, folder, listeners=[])
+    model = tiny().model
+    places = [folder, tmp_path / "state.pt", tmp_path / "state.safetensors"]
+    params = {capacity: deployed.params for capacity, deployed in deployments(folder).items()}
+    torch.save(params[1] | fresh(Net(model).blank()), places[1])
+    save_file(params[1], places[2])
+    for place in places:
+        again = model.model_copy(update={"weights": str(place)})
+        assert_same(Net(again, 0.3).initial(), params[0.3])
+        assert_same(Net(again).statistics(), fresh(Net(model).blank()))
+
+
+def test_weights_are_an_input_of_the_run(tmp_path):
+    file = tmp_path / "state.pt"
+    torch.save({"x": torch.ones(3)}, file)
+    experiment = tiny(model={"name": "digits_cnn", "weights": str(file)})
+    assert f"file {file}" in inputs_of([experiment], experiment.data.arrays())
+    said = message(experiment.model)
+    assert said.startswith(f"model.weights: 11 tensors of {file} do not match digits_cnn as it is configured (")
+    assert said.endswith("Allowed: the state of this network")

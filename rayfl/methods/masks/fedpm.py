@@ -96,7 +96,7 @@ class FedPM(Method):
         rows_are_neurons(self.name, self.task.server, self.task.server.layers)
         if self.task.model.blank != self.task.model:
             raise ConfigError(
-                f"model.pretrained: not supported with method {self.name}, which draws its own weights. Allowed: leave "
+                f"model.weights: not supported with method {self.name}, which draws its own weights. Allowed: leave "
                 "it out"
             )
 

@@ -26,7 +26,6 @@ from rayfl.config import ConfigError, nearest, shown
 from rayfl.core.axes import CLASSES, Axis, Dims, declare
 from rayfl.core.net import Answer, Net, load
 from rayfl.core.permissions import as_new
-from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
 from rayfl.models import settings
 from rayfl.models.base import TokenModel
@@ -34,6 +33,7 @@ from rayfl.models.huggingface import folder
 from rayfl.models.huggingface.network import Network, Sees, owners, renamed, resized, scaled, stepped
 from rayfl.models.layers import check_without
 from rayfl.models.settings import Settings
+from rayfl.models.start import is_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -53,7 +53,8 @@ class HuggingFace(TokenModel, ABC):
 
     weights: str = ""
     """Folder with config.json and model.safetensors of such a model, on the server's machine. Training starts from it,
-    and it defines the sizes that are not set. Empty: a new network."""
+    and it defines the sizes that are not set. Or a file of the network's state or the folder of an earlier run. Empty:
+    a new network."""
     hidden: int = Field(default=768, ge=1)
     """Features of the residual stream, a multiple of `heads`."""
     heads: int = Field(default=12, ge=1)
@@ -101,7 +102,7 @@ class HuggingFace(TokenModel, ABC):
     @model_validator(mode="before")
     @classmethod
     def _as_in_the_folder(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("weights"):
+        if isinstance(given, Mapping) and given.get("weights") and not is_state(str(given["weights"])):
             return folder.filled(cls.kind, cls.fields, cls.defaults, given)
         return given
 
@@ -316,22 +317,9 @@ class HuggingFace(TokenModel, ABC):
         has_rows = self.vocabulary is not None or "vocab_size" in settings.plain(self.config)
         return fitted.model_copy(update={"pad": fitted.ids} | ({} if has_rows else {"vocabulary": fitted.ids + 1}))
 
-    def prepare(self) -> None:
-        if self.weights:
-            self._read()
-
-    @property
-    def blank(self) -> Self:
-        return self.model_copy(update={"weights": ""})
-
-    def initial(self, net: Net) -> Params:
-        start = super().initial(net)
-        if not self.weights:
-            return start
-        cut = prefix(replace(net, width=1.0), net).take(self._read())
-        return start | {name: cut[name].clone(memory_format=torch.contiguous_format) for name in start.keys() & cut}
-
-    def _read(self) -> Params:
+    def published(self) -> Params:
+        if not self.weights or is_state(self.weights):
+            return super().published()
         return folder.weights_of(self._auto, self.configuration(Net(self)), self.weights)
 
     # export

@@ -1,6 +1,8 @@
 """A network of another library, or of the user's own, as a model."""
 
+import copy
 import functools
+import hashlib
 import inspect
 import itertools
 import pkgutil
@@ -8,23 +10,28 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 from torch import nn
 
-from rayfl.config import ConfigError, shown
+from rayfl.config import ConfigError, imported, shown, with_options
+from rayfl.core import values
 from rayfl.core.axes import CLASSES, segments
 from rayfl.core.net import Net
+from rayfl.core.tensors import Params
 from rayfl.models.base import ImageModel
 from rayfl.models.inferred.blocks import add_steps
 from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, unused
-from rayfl.models.inferred.norms import Kind, replace_norms
+from rayfl.models.inferred.norms import Kind, replace_norms, without_statistics
 from rayfl.models.inferred.plan import Plan, narrowed, plan_of
 from rayfl.models.inferred.trace import Misnamed, Untraceable
 from rayfl.models.layers import Scaler, check_without
-from rayfl.models.settings import Settings, plain
+from rayfl.models.settings import Settings, frozen, plain
+from rayfl.models.start import matching
 
 OUTPUTS = ("num_classes", "classes", "num_labels", "n_classes")
 """Names by which constructors take the number of classes."""
+PRETRAINED = ("weights", "pretrained")
+"""Options by which constructors load weights."""
 
 
 class Module(ImageModel):
@@ -35,13 +42,16 @@ class Module(ImageModel):
     Parts that cannot be cut stay whole.
     """
 
+    positional: ClassVar = ("of",)
     name: Literal["module"] = "module"
     of: str
     """Constructor or function, "package.module:name", such as torchvision.models:mobilenet_v3_small. The package must
-    be installed or in PYTHONPATH."""
+    be installed or in PYTHONPATH. In Python also a class or function itself, or a network, whose weights are the start.
+    """
     options: Settings = ()
     """Its keyword arguments. The number of classes is added as `num_classes`, `classes`, `num_labels` or `n_classes` if
-    it has such an argument."""
+    it has such an argument. `weights` and `pretrained` are the start of the whole network, but for the classifier if it
+    differs."""
     fixed: tuple[str, ...] = ()
     """Paths of modules that are never cut."""
     axes: Settings = ()
@@ -58,19 +68,29 @@ class Module(ImageModel):
     as they are."""
     smallest: ClassVar[Mapping[str, Any]] = {"of": "rayfl.testing.tiny:Branches", "input": (1, 8, 8), "classes": 4}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _arguments(cls, given: Any) -> Any:
+        """Read further arguments beside an object, in Python, as its options."""
+        if not isinstance(given, Mapping) or isinstance(given.get("of", ""), str):
+            return given
+        options = {name: value for name, value in given.items() if name not in cls.model_fields}
+        fields = {name: value for name, value in given.items() if name in cls.model_fields}
+        return {**fields, "options": {**fields.get("options", {}), **options}}
+
     @field_validator("of", mode="before")
     @classmethod
     def _named(cls, given: Any) -> Any:
         if not callable(given):
             return given
-        name = f"{given.__module__}:{given.__qualname__}"
+        if isinstance(given, nn.Module):
+            return values.keep(given)
+        name = f"{getattr(given, '__module__', '')}:{getattr(given, '__qualname__', '')}"
         try:
             found = pkgutil.resolve_name(name)
         except (ImportError, AttributeError, ValueError):
             found = None
-        if found is not given or given.__module__ == "__main__":
-            raise ValueError("a class or function of a module that actors can import, not one of a notebook")
-        return name
+        return name if found is given and given.__module__ != "__main__" else values.keep(given)
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
         fitted = super().fitted(data, offers, where)
@@ -97,39 +117,48 @@ class Module(ImageModel):
                 f"[{self.classes}], the classes of the data. Hint: set the option that gives the number of classes"
             )
 
-    def constructor(self, where: str = "model") -> Callable[[], Any]:
-        """Return `of` with its options. Raise ConfigError if it cannot be imported or called with them."""
-        try:
-            found = pkgutil.resolve_name(self.of)
-            if not callable(found):
-                raise TypeError("not a class or function")
-        except (Exception, SystemExit) as error:
-            reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+    def constructor(self, where: str = "model", pretrained: bool = False) -> Callable[[], Any]:
+        """Return `of` with its options, or a function that copies it if it is a network. Raise ConfigError if it cannot
+        be imported or called with them. `pretrained`: with the options of `PRETRAINED`, and without the classes."""
+        found = self._object(where)
+        if isinstance(found, nn.Module):
+            if self.options:
+                raise ConfigError(
+                    f"{where}.options: {shown(plain(self.options))} is not valid with a network. Allowed: {{}}"
+                )
+            return lambda: copy.deepcopy(found).to(torch.get_default_device())
+        if not callable(found):
             raise ConfigError(
-                f"{where}.of: {shown(self.of)} cannot be called ({reason}). Allowed: package.module:name of a package "
-                "that is installed or in PYTHONPATH"
-            ) from None
+                f"{where}.of: {shown(self.of)} is of type {type(found).__name__}. Allowed: a class or function"
+            )
         try:
-            signature = inspect.signature(found)
+            takes = inspect.signature(found).parameters
         except ValueError:
-            signature = inspect.Signature()
-        options = plain(self.options)
-        takes = [name for name in OUTPUTS if name in signature.parameters]
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        if not set(OUTPUTS) & set(options) and (takes or open_ended):
-            options[(takes or OUTPUTS)[0]] = self.classes
+            takes = {}
+        options = {name: value for name, value in plain(self.options).items() if pretrained or name not in PRETRAINED}
+        names = [name for name in OUTPUTS if name in takes]
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+        if not pretrained and not set(OUTPUTS) & set(options) and (names or open_ended):
+            options[(names or OUTPUTS)[0]] = self.classes
+        return with_options(found, self.of, options, where)
+
+    def _object(self, where: str = "model") -> Any:
+        """Return what `of` names. Raise ConfigError if it cannot be imported."""
+        if "@" not in self.of:
+            return imported(self.of, where)
         try:
-            signature.bind(**options)
-        except TypeError as error:
+            return values.find(self.of)
+        except KeyError:
             raise ConfigError(
-                f"{where}.options: {shown(options)} is not valid ({error}). Allowed: the arguments of "
-                f"{self.of}{signature}"
+                f"{where}.of: {shown(self.of)} is an object of another Python program. Allowed: package.module:name. "
+                "Hint: make the same object here and pass it to rayfl.Module first"
             ) from None
-        return functools.partial(found, **options)
 
     def whole(self) -> nn.Module:
         """Return the whole network, on the default device."""
-        make = self.constructor()
+        return replace_norms(self._made(self.constructor()), self.norm)
+
+    def _made(self, make: Callable[[], Any]) -> nn.Module:
         try:
             module = make()
         except Exception:
@@ -142,7 +171,32 @@ class Module(ImageModel):
             module = module.to(device)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model.of: {self.of} returned {type(module).__name__}. Allowed: a torch.nn.Module")
-        return replace_norms(module, self.norm)
+        return module
+
+    @property
+    def blank(self) -> Self:
+        options = {name: value for name, value in plain(self.options).items() if name not in PRETRAINED}
+        return self.model_copy(update={"weights": "", "options": frozen(options)})
+
+    def published(self) -> Params:
+        given = plain(self.options)
+        if self.weights:
+            return super().published()
+        if isinstance(found := self._object(), nn.Module):
+            return matching(self.named(found.state_dict()), Net(self), self.of, (), self.source)
+        if not any(given.get(name) for name in PRETRAINED):
+            return {}
+        try:
+            state = self._made(self.constructor(pretrained=True)).state_dict()
+        except Exception as error:
+            raise ConfigError(
+                f"model.options: {self.of} failed with {shown(given)} ({type(error).__name__}: {error}). Allowed: "
+                "weights that it can load or download"
+            ) from error
+        return matching(self.named(state), Net(self), self.of, (), self.source)
+
+    def named(self, tensors: Params) -> Params:
+        return without_statistics(tensors, Net(self).blank(), self.norm)
 
     def with_exits(self) -> nn.Module:
         """Return the whole network with all its early exits, on the default device."""
@@ -176,10 +230,16 @@ class Module(ImageModel):
 
 @functools.lru_cache(maxsize=64)
 def _plan(model: Module) -> Plan:
-    with torch.device("meta"):
-        return plan_of(
-            model.with_exits().eval(), model.example(2, "meta"), model.fixed, model.skippable, plain(model.axes)
-        )
+    """Return the plan that the driver of the run has inferred, or infer it."""
+    name = f"{model.of}#{hashlib.sha256(model.model_dump_json().encode()).hexdigest()}"
+    try:
+        return values.find(name)
+    except KeyError:
+        with torch.device("meta"):
+            module, x = model.with_exits().eval(), model.example(2, "meta")
+            plan = plan_of(module, x, model.fixed, model.skippable, plain(model.axes))
+        values.keep_as(name, plan)
+        return plan
 
 
 @functools.lru_cache(maxsize=64)

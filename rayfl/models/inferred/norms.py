@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rayfl.core.norms import StaticBatchNorm
+from rayfl.core.norms import STATISTICS, StaticBatchNorm
+from rayfl.core.tensors import Params
 from rayfl.models.inferred.trace import Untraceable
 
 Kind = Literal["static_bn", "group", "keep"]
@@ -23,6 +24,9 @@ GROUPS = 4
 
 class Affine(nn.Module):
     """x * weight + bias for x [B, C, ...] and weight, bias [C]."""
+
+    eps = 1e-5
+    """Of the batch norm whose statistics are included."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -59,13 +63,35 @@ def _replaced(part: _BatchNorm, kind: Kind) -> nn.Module:
         norm = StaticBatchNorm(channels) if kind == "static_bn" else Affine(channels)
     if part.weight is not None:
         norm.weight, norm.bias = part.weight, part.bias
+    norm.eps = part.eps
     if isinstance(norm, Affine):
         assert part.running_mean is not None and part.running_var is not None
-        norm.weight.mul_((part.running_var + part.eps).rsqrt())
-        norm.bias.sub_(part.running_mean * norm.weight)
-    else:
-        norm.eps = part.eps
+        weight, bias = _included(norm.weight, norm.bias, part.running_mean, part.running_var, part.eps)
+        norm.weight.copy_(weight)
+        norm.bias.copy_(bias)
     return norm
+
+
+def _included(
+    weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    weight = weight * (var + eps).rsqrt()
+    return weight, bias - mean * weight
+
+
+def without_statistics(tensors: Params, module: nn.Module, kind: Kind) -> Params:
+    """Return the state of a network with batch norms as that of `module`, which has norms of a kind."""
+    found = dict(tensors)
+    for path, norm in module.named_modules():
+        mean, var = (found.get(f"{path}{suffix}") for suffix in STATISTICS)
+        if isinstance(norm, Affine) and mean is not None and var is not None:
+            names = f"{path}.weight", f"{path}.bias"
+            start = found.get(names[0], torch.ones_like(var)), found.get(names[1], torch.zeros_like(var))
+            found |= dict(zip(names, _included(*start, mean, var, norm.eps), strict=True))
+        if not isinstance(norm, StaticBatchNorm) and kind != "static_bn":
+            for suffix in STATISTICS:
+                found.pop(f"{path}{suffix}", None)
+    return found
 
 
 def _through_children(norm: nn.Module, _: object, y: torch.Tensor) -> torch.Tensor:
