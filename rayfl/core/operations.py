@@ -11,7 +11,8 @@ Published counts differ by convention, so every count names its convention:
                        tensors, an artefact of the tool's loop
 
 Residual additions, the Scaler (an identity in evaluation), reshapes and operations outside of leaf modules, such as the
-products and the softmax of attention or the tanh in RoBERTa's head, are not counted.
+products and the softmax of attention or the tanh in RoBERTa's head, are not counted. Torch's multi-head attention
+counts as its linear layers, on as many keys and values as queries.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ Convention = Literal["heterofl_official", "macs", "flops2"]
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
-UNCOUNTED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Bilinear)
+UNCOUNTED = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear)
 """Layers of torch that are not counted, unless a subclass has `multiply_adds`."""
 NORMS = (StaticBatchNorm, nn.GroupNorm, nn.LayerNorm)
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh)
@@ -42,7 +43,7 @@ def is_layer(module: nn.Module) -> bool:
 
 def is_counted(module: nn.Module) -> bool:
     """Return whether a module has multiply-adds."""
-    return is_layer(module) or hasattr(module, "multiply_adds")
+    return is_layer(module) or isinstance(module, nn.MultiheadAttention) or hasattr(module, "multiply_adds")
 
 
 def uncounted(network: nn.Module) -> list[str]:
@@ -72,18 +73,20 @@ def count(module: nn.Module, x: torch.Tensor) -> Counts:
 
     def hook(path: str):
         def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            # calls by keyword hide their input
+            x = inputs[0] if inputs else output
             for convention, operations in _COUNT.items():
-                totals[convention] += operations(module, inputs[0], output)
+                totals[convention] += operations(module, x, output)
             outputs.append(output.numel() if isinstance(output, torch.Tensor) else 0)
             if is_counted(module):
-                layers[path] = layers.get(path, 0) + multiply_adds(module, inputs[0], output)
+                layers[path] = layers.get(path, 0) + multiply_adds(module, x, output)
 
         return add
 
     handles = [
         part.register_forward_hook(hook(path))
         for path, part in module.named_modules()
-        if is_layer(part) or not any(True for _ in part.children())
+        if is_counted(part) or not any(True for _ in part.children())
     ]
     with torch.no_grad(), without_compiler:
         answer = module.eval()(x)
@@ -98,6 +101,8 @@ def multiply_adds(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
         return module.weight.numel() * y[:, 0].numel()
     if isinstance(module, TRANSPOSED):
         return module.weight.numel() * x[:, 0].numel()
+    if isinstance(module, nn.MultiheadAttention):
+        return sum(p.numel() for p in module.parameters() if p.dim() == 2) * (y[0].numel() // module.embed_dim)
     if is_layer(module):
         return cast(torch.Tensor, module.weight).numel() * (y.numel() // y.shape[-1])
     # layers of other libraries define their own count

@@ -145,6 +145,10 @@ class Model(Named, ABC):
         """Return further properties of a network, by name: columns of `rayfl describe`."""
         return {}
 
+    def notes(self) -> list[str]:
+        """Return notes on the network for `rayfl describe`."""
+        return []
+
     @property
     def head_paths(self) -> tuple[str, ...]:
         """Paths of the modules that map features to classes, which are trained with adapters."""

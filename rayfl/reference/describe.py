@@ -43,9 +43,9 @@ def describe(
     """Return one record per capacity: width, and blocks, exits and rank if the model has them; parameters, operations
     of one sample by a convention, and MB of 2^20 bytes; with adapters also `frozen` parameters, which are never sent.
 
-    Bytes are those of `sent`; `notify` gets a note about their estimation. Of masked networks only nonzero elements
-    count. With `coverage`: the share of the server's parameters that a client of the capacity holds at least once in
-    that many rounds.
+    Bytes are those of `sent`. `notify` gets a note about their estimation, and the model's `notes`. Of masked networks
+    only nonzero elements count. With `coverage`: the share of the server's parameters that a client of the capacity
+    holds at least once in that many rounds.
     """
     experiment = experiment.model_copy(update={"model": experiment.model.blank})
     method = experiment.bound()
@@ -55,6 +55,8 @@ def describe(
     notify(
         f"Memory of a client actor: about {gb:.2g} GB, with batches of {training.batch_size} samples (run.memory: auto)"
     )
+    for note in experiment.model.notes():
+        notify(note)
     return [
         _record(method, state, capacity, convention, coverage) | traffic_of[capacity] for capacity in method.task.nets
     ]

@@ -4,8 +4,8 @@ The call of a layer counts 2 FLOPs per multiply-add. If its output has a gradien
 its inputs, and as many for that of its weights if they are trained, whether or not a backward pass follows. A training
 step therefore counts three passes (`costs.training_flops`), a forward pass without gradients or of frozen parameters
 one. Layers are those of `core.operations`, in any network: rayfl's, a copy of one, or a user's own. Not counted:
-functions of tensors (`torch.nn.functional.linear`), torch's recurrent layers and multi-head attention, and calls inside
-`torch.func.vmap` or `torch.compile`.
+functions of tensors (`torch.nn.functional.linear`), torch's recurrent layers, and calls inside `torch.func.vmap` or
+`torch.compile`.
 """
 
 import threading
@@ -57,10 +57,11 @@ class Passes:
         # hooks of all modules are those of all threads
         if threading.get_ident() != self._thread or not operations.is_counted(module):
             return
-        if output.is_meta:  # a network is described, not run
+        first = output[0] if isinstance(output, tuple) else output
+        if first.is_meta:  # a network is described, not run
             return
         passes = 1
-        if output.requires_grad:
+        if first.requires_grad:
             passes = 2 + any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         # only transposed convolutions need their input, which a call by keyword hides
         x = inputs[0] if inputs else output

@@ -215,6 +215,21 @@ def test_what_has_no_rule_stays_whole():
     assert net.build().first.weight.shape == (8, 64)
 
 
+def test_notes_name_axes_blocks_and_what_is_not_counted():
+    """Two heads of six features, five tokens: 2 * 5 * 5 * 12 products of attention, and 5 * 12 * 48 of its layers."""
+    options = {"image_size": 8, "patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 12, "mlp_dim": 10}
+    model = module("torchvision.models:VisionTransformer", input=(3, 8, 8), options=options)
+    block = "encoder.layers.encoder_layer_0"
+    assert model.notes()[1:] == [
+        f"Axis {block}.mlp.0: 10 positions of {block}.mlp.0, {block}.mlp.3",
+        f"Blocks that can be left out: {block}",
+        "Not counted: 600 multiply-adds per sample outside of convolutions and linear layers, in "
+        f"{block}.self_attention",
+    ]
+    assert Net(model).layer_macs[f"{block}.self_attention"] == 5 * 12 * 48
+    assert "Not cut: rank: no rule for sort. Hint: model.axes declares" in "\n".join(module("Ranked").notes())
+
+
 def test_declared_axes():
     """Sorting along pixels has no rule: the channels before and after it are one axis only if they are declared."""
     assert Net(module("Ranked")).layout.axes.keys() == {"last"}

@@ -22,6 +22,7 @@ from rayfl.models.base import ImageModel
 from rayfl.models.inferred.blocks import add_steps
 from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, unused
 from rayfl.models.inferred.norms import Kind, replace_norms, without_statistics
+from rayfl.models.inferred.notes import notes_on, uncounted
 from rayfl.models.inferred.plan import Plan, narrowed, plan_of
 from rayfl.models.inferred.trace import Misnamed, Untraceable
 from rayfl.models.layers import Scaler, check_without
@@ -204,6 +205,10 @@ class Module(ImageModel):
         if self.exits:
             add_exits(module, _features(self), self.classes)
         return module
+
+    def notes(self) -> list[str]:
+        net = Net(self)
+        return [*notes_on(_plan(self)), *uncounted(net.blank(), self.example(1, "meta"), net.layer_macs)]
 
     @property
     def exit_count(self) -> int:
