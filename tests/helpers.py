@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,9 +15,9 @@ from torch import nn
 from rayfl.config import ConfigError
 from rayfl.core.axes import CLASSES, Axis, linear
 from rayfl.core.fold import Fold, Update
-from rayfl.core.net import Net
+from rayfl.core.net import Net, load
 from rayfl.core.seeds import numpy_generator, torch_generator
-from rayfl.core.submodel import prefix
+from rayfl.core.submodel import prefix, random_subset
 from rayfl.data import DATASETS_KIND, Arrays, Column, DataSet, Prepare
 from rayfl.data.goal import Classes
 from rayfl.data.images import Images
@@ -278,3 +279,18 @@ def saved_inside(experiment: Experiment, folder: Path) -> int:
             saved += 1
             simulation.save(folder / f"checkpoint {saved}")
     return saved
+
+
+def assert_cut_is_whole_with_zeros(whole: Net, x: torch.Tensor, width: float = 0.4) -> None:
+    """Assert that a network cut to random positions of its axes is the whole one with zeros elsewhere."""
+    generator = torch_generator(0, "test:cut")
+    narrow = replace(whole, width=width)
+    selection = random_subset(whole, narrow, generator)
+    drawn = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in whole.layout.shapes.items()}
+    part, answers = selection.take(drawn), []
+    for net, params in ((narrow, part), (whole, selection.spread(part))):
+        built = net.build().eval()
+        load(built, params)
+        with torch.no_grad():
+            answers.append(built(x))
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-10)

@@ -13,7 +13,7 @@ from rayfl.data.goal import Goal, NextToken
 from rayfl.data.scores import SCORES_KIND
 from rayfl.methods.base import Method
 from rayfl.metrics import label
-from rayfl.models.base import ImageModel, Model, TokenModel
+from rayfl.models.base import Model
 from rayfl.system import System
 from rayfl.training.privacy import ALLOWED, Privacy
 
@@ -80,7 +80,7 @@ def check(experiment: "Experiment") -> None:
         for capacity, net in method.task.nets.items():
             _check_forward(net)
             # methods wrap models in networks of other outputs
-            if isinstance(net.model, ImageModel | TokenModel) or net.model == experiment.model:
+            if _has_classes(net) or net.model == experiment.model:
                 _check_output(net, capacity, goal)
         experiment.all_listeners()
         if experiment.run.client_scores == "all" and not experiment.evaluation.clients:
@@ -196,6 +196,11 @@ def _check_secure(experiment: "Experiment", method: Method) -> None:
             raise ConfigError(f"updates.secure_aggregation: {problem}")
 
 
+def _has_classes(net: Net) -> bool:
+    """Return whether a network is one of images or tokens."""
+    return isinstance(net.model, Model) and net.model.takes in ("input", "ids")
+
+
 def _check_forward(net: Net) -> None:
     """Run a network without data. Raise a ValueError if it fails, or has no operations."""
     if not (net.layout and net.macs):
@@ -213,7 +218,7 @@ def _check_output(net: Net, capacity: float, goal: Goal) -> None:
             f"model: {net.model.name} returns {output.shape[-1]} numbers at capacity {capacity:g}. Allowed: {classes}, "
             "one per class (`self.labels`)"
         )
-    if isinstance(net.model, ImageModel | TokenModel) and not of_tokens and not net.layout.classifier:
+    if _has_classes(net) and not of_tokens and not net.layout.classifier:
         raise ValueError(
             f"model: no parameter of {net.model.name} has the axis of the classes. Allowed: `self.labels` as the axis "
             "of the last layer"

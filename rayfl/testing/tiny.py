@@ -22,7 +22,7 @@ from rayfl.engine.worker import Worker
 from rayfl.experiment import NAMED, Experiment, read_experiment
 from rayfl.metrics import Line
 from rayfl.models import MODELS_KIND
-from rayfl.models.base import Model, TokenModel
+from rayfl.models.base import Model
 from rayfl.models.lora import Lora
 
 TINY: Mapping[str, Any] = {
@@ -123,9 +123,9 @@ def made_up_for(model: Model) -> dict[str, Any]:
     """Return the `data:` section of made-up samples for a model; {} for kinds that rayfl does not know."""
     if isinstance(model, Lora):
         return made_up_for(model.base)
-    if isinstance(model, TokenModel):
-        length = {"length": model.length} if "length" in model.model_fields_set else {}
-        return {"name": "synthetic_text", "task": model.task} | length
+    if model.takes == "ids":
+        length = {"length": getattr(model, "length")} if "length" in model.model_fields_set else {}  # noqa: B009
+        return {"name": "synthetic_text", "task": _task(model)} | length
     shapes = {"input": lambda of: of.input, "series": lambda of: of.series, "variables": lambda of: (of.variables,)}
     if model.takes not in shapes:
         return {}
@@ -144,11 +144,15 @@ def data_for(model: Model, *sections: Any) -> Any:
     return found
 
 
+def _task(model: Model) -> str:
+    return getattr(model, "task")  # noqa: B009
+
+
 def split_for(model: Model, data: Any = None) -> Any:
     """Return a `partition:` section for these data: streams of tokens, numbers and labels have no classes to split
     by."""
     targets = "class" if not data else DATASETS_KIND.read(over_tiny("data", data), "data").goal.targets
-    is_of_classes = targets == "class" and not (isinstance(model, TokenModel) and model.task != "classes")
+    is_of_classes = targets == "class" and not (model.takes == "ids" and _task(model) != "classes")
     return TINY["partition"] if is_of_classes else "iid"
 
 

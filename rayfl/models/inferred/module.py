@@ -18,12 +18,13 @@ from rayfl.core import values
 from rayfl.core.axes import CLASSES, segments
 from rayfl.core.net import Net
 from rayfl.core.tensors import Params
-from rayfl.models.base import ImageModel
+from rayfl.models.base import SAMPLES, Model
 from rayfl.models.inferred.blocks import add_steps
 from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, unused
 from rayfl.models.inferred.norms import Kind, replace_norms, without_statistics
 from rayfl.models.inferred.notes import notes_on, uncounted
 from rayfl.models.inferred.plan import Plan, narrowed, plan_of
+from rayfl.models.inferred.tokens import VOCABULARY, adapt, by_configuration
 from rayfl.models.inferred.trace import Misnamed, Untraceable
 from rayfl.models.layers import Scaler, check_without
 from rayfl.models.settings import Settings, frozen, plain
@@ -35,9 +36,14 @@ PRETRAINED = ("weights", "pretrained")
 """Options by which constructors load weights."""
 
 
-class Module(ImageModel):
-    """Network that `of(**options)` returns: [B, *input] -> logits [B, classes]. Its axes are inferred from one forward
-    pass on torch's meta device, which computes nothing.
+class Module(Model):
+    """Network that `of(**options)` returns. Its axes are inferred from one forward pass on torch's meta device, which
+    computes nothing.
+
+    The data set decides about its samples: images [B, *input], tables [B, variables] or series [B, *series] -> logits
+    [B, classes]; tokens [B, T] int64 -> logits [B, classes] of sequences or [B, T, classes] of tokens. A network whose
+    `forward` has `input_ids` gets tokens and attention mask as those of transformers do, others get tokens, with `pad`
+    in place of padding.
 
     A narrow network has the first positions of the initial weights, and the sizes of its layers and modules follow.
     Parts that cannot be cut stay whole.
@@ -46,13 +52,14 @@ class Module(ImageModel):
     positional: ClassVar = ("of",)
     name: Literal["module"] = "module"
     of: str
-    """Constructor or function, "package.module:name", such as torchvision.models:mobilenet_v3_small. The package must
-    be installed or in PYTHONPATH. In Python also a class or function itself, or a network, whose weights are the start.
-    """
+    """Constructor or function, "package.module:name", such as torchvision.models:mobilenet_v3_small or
+    transformers:BertForSequenceClassification. The package must be installed or in PYTHONPATH. In Python also a class
+    or function itself, or a network, whose weights are the start."""
     options: Settings = ()
-    """Its keyword arguments. The number of classes is added as `num_classes`, `classes`, `num_labels` or `n_classes` if
-    it has such an argument. `weights` and `pretrained` are the start of the whole network, but for the classifier if it
-    differs."""
+    """Its keyword arguments; for a class of transformers, fields of its configuration. The number of classes is added
+    as `num_classes`, `classes`, `num_labels` or `n_classes`, and that of tokens as `vocab_size`, `vocabulary`,
+    `num_tokens`, `n_tokens`, `ntokens`, `ntoken` or `num_embeddings`, if it has such an argument. `weights` and
+    `pretrained` are the start of the whole network, but for the classifier if it differs."""
     fixed: tuple[str, ...] = ()
     """Paths of modules that are never cut."""
     axes: Settings = ()
@@ -67,6 +74,23 @@ class Module(ImageModel):
     """Batch norms. static_bn: static batch norms (`rayfl.core.norms`). group: group norms of up to four groups. keep:
     only their scale and shift are trained; they include the initial statistics, which do not change. Other norms stay
     as they are."""
+    input: tuple[int, int, int] | None = None
+    """Channels, height and width of one image. Default: taken from the data set."""
+    variables: int | None = None
+    """Columns of a table. Default: taken from the data set."""
+    series: tuple[int, int] | None = None
+    """Variables and steps of a series. Default: taken from the data set."""
+    ids: int | None = None
+    """Number of input tokens, including a mask token. Default: taken from the data set."""
+    length: int = 64
+    """Tokens in the longest sequence. Default: taken from the data set."""
+    task: Literal["classes", "next_token", "masked_lm"] = "classes"
+    """Prediction task for tokens. Default: taken from the data set."""
+    pad: int | None = None
+    """Token in place of padding. Default: that of the data set, otherwise a new token after those of the data set; with
+    task next_token, which has no use for it, the last token."""
+    classes: int = 10
+    """Number of classes, or of output tokens. Default: taken from the data set."""
     smallest: ClassVar[Mapping[str, Any]] = {"of": "rayfl.testing.tiny:Branches", "input": (1, 8, 8), "classes": 4}
 
     @model_validator(mode="before")
@@ -78,6 +102,30 @@ class Module(ImageModel):
         options = {name: value for name, value in given.items() if name not in cls.model_fields}
         fields = {name: value for name, value in given.items() if name in cls.model_fields}
         return {**fields, "options": {**fields.get("options", {}), **options}}
+
+    @property
+    def takes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return next((kind for kind in SAMPLES if getattr(self, kind) is not None), "")
+
+    @property
+    def rows(self) -> int:
+        """Number of tokens that the network must know: those of the data, and padding."""
+        return max(self.ids or 0, (self.pad or 0) + 1)
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        return (0, 1) if self.takes == "ids" else (0,)
+
+    @property
+    def head_paths(self) -> tuple[str, ...]:
+        return super().head_paths if self.task == "classes" else ()
+
+    def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
+        shapes = {"input": self.input, "variables": (self.variables,), "series": self.series, "ids": (self.length,)}
+        if not self.takes:
+            raise ValueError(f"model {self.name}: the shape of samples is not known. Hint: input")
+        kind = torch.int64 if self.takes == "ids" else None
+        return torch.zeros(batch, *shapes[self.takes], dtype=kind, device=device)  # pyright: ignore[reportGeneralTypeIssues]
 
     @field_validator("of", mode="before")
     @classmethod
@@ -95,6 +143,9 @@ class Module(ImageModel):
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
         fitted = super().fitted(data, offers, where)
+        if fitted.takes == "ids" and fitted.pad is None and fitted.task != "next_token":
+            # a token of the data would not be trained as padding
+            fitted = fitted.model_copy(update={"pad": fitted.ids})
         fitted._check(where)
         return fitted
 
@@ -106,16 +157,17 @@ class Module(ImageModel):
         except Misnamed as error:
             raise ConfigError(f"{where}.{error.field}: {error}") from None
         except Untraceable as error:
+            shape = list(self.example(1, "meta").shape[1:])
             raise ConfigError(
-                f"{where}: {self.of} is not valid: {error}. Allowed: networks that run on samples of shape "
-                f"{list(self.input)} and do not look at the values of tensors. Hint: torch.where in place of `if`, or "
-                "a model that declares its axes (rayfl/PLUGINS.md)"
+                f"{where}: {self.of} is not valid: {error}. Allowed: networks that run on samples of shape {shape} and "
+                "do not look at the values of tensors. Hint: torch.where in place of `if`, or a model that declares "
+                "its axes (rayfl/PLUGINS.md)"
             ) from error
-        outputs = plan.outputs
-        if outputs != (self.classes,):
+        outputs = (self.classes,) if self.task == "classes" else (self.length, self.classes)
+        if plan.outputs != outputs:
             raise ConfigError(
-                f"{where}.options: {self.of} returns outputs of shape {list(outputs)} per sample. Allowed: "
-                f"[{self.classes}], the classes of the data. Hint: set the option that gives the number of classes"
+                f"{where}.options: {self.of} returns outputs of shape {list(plan.outputs)} per sample. Allowed: "
+                f"{list(outputs)}, the classes of the data. Hint: set the option that gives the number of classes"
             )
 
     def constructor(self, where: str = "model", pretrained: bool = False) -> Callable[[], Any]:
@@ -132,11 +184,24 @@ class Module(ImageModel):
             raise ConfigError(
                 f"{where}.of: {shown(self.of)} is of type {type(found).__name__}. Allowed: a class or function"
             )
+        options = {name: value for name, value in plain(self.options).items() if pretrained or name not in PRETRAINED}
+        of_tokens = self.takes == "ids"
+        for name in {*VOCABULARY} & options.keys() if of_tokens else ():
+            if options[name] < self.rows:
+                raise ConfigError(
+                    f"{where}.options: {name} {options[name]} is not valid. Allowed: at least {self.rows}, the tokens "
+                    "of the data and of padding"
+                )
+        if hasattr(found, "config_class"):
+            follow = {"num_labels": self.classes} if self.task == "classes" else {}
+            follow |= {"vocab_size": self.rows, "pad_token_id": self.pad} if of_tokens else {}
+            return by_configuration(found, options, follow, f"{where}.options")
         try:
             takes = inspect.signature(found).parameters
         except ValueError:
             takes = {}
-        options = {name: value for name, value in plain(self.options).items() if pretrained or name not in PRETRAINED}
+        if of_tokens and not {*VOCABULARY} & options.keys():
+            options |= {name: self.rows for name in VOCABULARY if name in takes}
         names = [name for name in OUTPUTS if name in takes]
         open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
         if not pretrained and not set(OUTPUTS) & set(options) and (names or open_ended):
@@ -157,7 +222,9 @@ class Module(ImageModel):
 
     def whole(self) -> nn.Module:
         """Return the whole network, on the default device."""
-        return replace_norms(self._made(self.constructor()), self.norm)
+        pad = (self.rows - 1 if self.pad is None else self.pad) if self.takes == "ids" else None
+        module = adapt(self._made(self.constructor()), pad, None if self.task == "classes" else self.classes)
+        return replace_norms(module, self.norm)
 
     def _made(self, make: Callable[[], Any]) -> nn.Module:
         try:
@@ -265,7 +332,7 @@ def _scale(module: nn.Module, scale: float) -> None:
     """Divide the outputs of all layers but the classifier in training (HeteroFL section 3.3)."""
     divide = Scaler(scale)
     for part in module.modules():
-        if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Linear):
-            rows = getattr(part, "axes", {}).get("weight", (None,))[0]
-            if not any(axis.name == CLASSES for _, axis in segments(rows)):
-                part.register_forward_hook(lambda part, _, y: divide.train(part.training)(y))
+        dims = getattr(part, "axes", {}).get("weight", ())
+        answers = any(axis.name == CLASSES for _, axis in segments(dims[0])) if dims else False
+        if len(dims) > 1 and (not answers or isinstance(part, nn.Embedding)):
+            part.register_forward_hook(lambda part, _, y: divide.train(part.training)(y))

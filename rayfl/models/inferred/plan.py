@@ -16,8 +16,8 @@ from rayfl.core.axes import CLASSES, Axis, Concat, Dims, declare, segments
 from rayfl.models.inferred.blocks import Calls, leave_out, modules_named
 from rayfl.models.inferred.trace import Trace, Untraceable, check_runs, traced
 
-PROBES = (0.5, 0.35)
-"""Widths at which a network must run, for which equal lengths of different axes seldom stay equal."""
+RAN = 10**9
+"""Number of operations of a probe that ran to its end."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Plan:
     """The axes of a whole network, and the attributes of its modules that follow their sizes."""
 
     dims: Mapping[str, Dims]
-    """Parameter or buffer -> its axes at full width."""
+    """Parameter -> its axes at full width."""
     attributes: Mapping[tuple[str, str], Mapping[str, int]]
     """(path of a module, name of a whole number) -> axis -> how often the number contains its size."""
     outputs: tuple[int, ...]
@@ -62,6 +62,7 @@ def plan_of(
         classed |= _classed(trace, one)
         trace.path = ""
         trace.fix(*trace.of(one), reason="output")
+    trace.fix(*trace.rows, reason="embedding")
     for path in modules_named(module, "fixed", fixed):
         _keep(trace, path, "named in `fixed`")
     while True:
@@ -73,7 +74,8 @@ def plan_of(
             stages = calls.stages(paths if _run_without(module, paths, x, blocks is not None) else ())
             return replace(plan, attributes=attributes, blocks=stages)
         path, reason = failed
-        if _tie(trace, plan, path):
+        alike = [p for p, part in module.named_modules() if type(part) is type(module.get_submodule(path))]
+        if any([_tie(trace, plan, p) for p in alike]):
             continue
         while not _keep(trace, path, reason):
             if not path:
@@ -107,17 +109,36 @@ def _keep(trace: Trace, path: str, reason: str) -> bool:
 
 
 def _tie(trace: Trace, plan: Plan, path: str) -> bool:
-    """Cut the dimensions of a module that have one length together: it may have one number for all of them. False if
-    they already are."""
-    labels, first, changed = trace.components(), {}, False
-    for name, dims in plan.dims.items():
-        for d, dim in enumerate(dims) if not path or name.startswith(f"{path}.") else ():
-            numbers = trace.dims[name][d]
-            if dim is not None and not dim.is_fixed and numbers is not None:
-                other = first.setdefault(len(numbers), numbers)
-                changed |= not np.array_equal(labels[other], labels[numbers])
-                trace.equal(other, numbers)
-    return changed
+    """Cut the dimensions of a module that have one length together: it may have one number for all of them. First
+    channels inside of heads, then all that is cut by heads, then the rest. False if they already are."""
+    labels = trace.components()
+    own = [(name, d, dim) for name, dims in plan.dims.items() for d, dim in enumerate(dims) if _below(name, path)]
+    cut = [(trace.dims[name][d], dim) for name, d, dim in own if dim is not None and not dim.is_fixed]
+    heads = [
+        ((axis.size, axis.copies), numbers[start : start + axis.size * axis.copies])
+        for numbers, dim in cut
+        for start, axis in segments(dim)
+        if numbers is not None and axis.groups > 1
+    ]
+    by_heads = [
+        (len(numbers), numbers)
+        for numbers, dim in cut
+        if numbers is not None and any(axis.groups * axis.copies > 1 for _, axis in segments(dim))
+    ]
+    whole = [(len(numbers), numbers) for numbers, _ in cut if numbers is not None]
+    for some in (heads, by_heads, whole):
+        first, changed = {}, False
+        for length, numbers in some:
+            other = first.setdefault(length, numbers)
+            changed |= not np.array_equal(labels[other], labels[numbers])
+            trace.equal(other, numbers)
+        if changed:
+            return True
+    return False
+
+
+def _below(name: str, path: str) -> bool:
+    return not path or name.startswith(f"{path}.")
 
 
 # axes
@@ -151,11 +172,11 @@ def _planned(trace: Trace, classed: Collection[tuple[str, int]], outputs: tuple[
 
 
 def _classed(trace: Trace, logits: torch.Tensor) -> set[tuple[str, int]]:
-    """Return the dimensions of parameters that are the rows of the output, in their order."""
+    """Return the dimensions of parameters that are, or begin with, the rows of the output, in their order."""
     labels = trace.components()
     rows = [labels[layer.flatten()] for layer in trace.of(logits) if layer.shape[-1] == layer.numel()]
     places = [(name, d, n) for name, dims in trace.dims.items() for d, n in enumerate(dims) if n is not None]
-    return {(name, d) for name, d, n in places for row in rows if np.array_equal(labels[n], row)}
+    return {(name, d) for name, d, n in places for row in rows if np.array_equal(labels[n][: len(row)], row)}
 
 
 def _named_axes(
@@ -255,9 +276,8 @@ def narrowed(module: nn.Module, plan: Plan, sizes: Mapping[str, int], without: C
     done: dict[int, nn.Parameter] = {}
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""
-        own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
         cut = False
-        for name, t in own:
+        for name, t in list(part.named_parameters(recurse=False)):
             full = plan.dims.get(f"{prefix}{name}")
             if full is None:
                 # a tied parameter has its first name
@@ -268,12 +288,8 @@ def narrowed(module: nn.Module, plan: Plan, sizes: Mapping[str, int], without: C
             new = _first(t, full, sizes)
             if new.shape != t.shape:
                 cut = True
-                if isinstance(t, nn.Parameter):
-                    part.register_parameter(name, nn.Parameter(new.contiguous(), t.requires_grad))
-                else:
-                    setattr(part, name, new.contiguous())
-            if isinstance(t, nn.Parameter):
-                done[id(t)] = part._parameters[name]  # pyright: ignore[reportArgumentType]
+                part.register_parameter(name, nn.Parameter(new.contiguous(), t.requires_grad))
+            done[id(t)] = part._parameters[name]  # pyright: ignore[reportArgumentType]
         if cut:
             _adjust(part)
         names = [name for name, _ in part.named_parameters(recurse=False)]
@@ -294,6 +310,9 @@ def _resized(dim: Axis | Concat | None, sizes: Mapping[str, int]) -> Axis | Conc
 
 def _first(t: torch.Tensor, dims: Dims, sizes: Mapping[str, int]) -> torch.Tensor:
     """Return the first positions of a tensor along its axes."""
+    if t.is_meta:
+        kept = [_resized(dim, sizes) for dim in dims]
+        return t.new_empty([dim.length if dim else size for dim, size in zip(kept, t.shape, strict=True)])
     t = t.detach()
     for d, dim in enumerate(dims):
         kept = []
@@ -333,61 +352,114 @@ def _adjust(part: nn.Module) -> None:
 
 
 def _fitted(module: nn.Module, plan: Plan, x: torch.Tensor) -> tuple[dict[Any, Any], tuple[str, str] | None]:
-    """Return the attributes to set so that the network runs at half its width, and (path, reason) if it does not.
+    """Return the attributes to set so that the network runs when it is cut, and (path, reason) if it does not.
 
     Modules keep sizes beside their parameters (`self.heads`). One that fails gets those numbers, one after another, of
-    its own and of the modules around it that are the length of a dimension, if more operations run with them.
+    its own or of the modules around it that are the length of a dimension, if more operations run with them; modules of
+    its class get the same.
     """
-    probes = [{name: math.ceil(axis.size * width) for name, axis in plan.axes.items()} for width in PROBES]
+    probes = [_distinct(plan.axes, step) for step in (1, -1)]
 
-    def failure(attributes: Mapping[Any, Any]) -> tuple[Untraceable | None, float]:
-        """Return the first error, and how far all probes came."""
-        first, done = None, 0.0
+    def tried(attributes: Mapping[Any, Any]) -> tuple[Untraceable | None, list[int]]:
+        """Return the first error, and the number of operations that each probe did."""
+        first, done = None, list[int]()
         for sizes in probes:
             try:
                 check_runs(narrowed(copy.deepcopy(module), replace(plan, attributes=attributes), sizes), x)
-                done += 1e9
+                done.append(RAN)
             except Untraceable as error:
-                first, done = first or error, done + error.done
+                first = first or error
+                done.append(error.done)
         return first, done
 
+    def better(path: str) -> dict[Any, Any] | None:
+        """Return numbers of the module that failed, or of those around it, with which the probes come further."""
+        for place in _upwards(path):
+            best, furthest = None, sum(done)
+            for some in _numbers(module, plan, place, attributes):
+                _, found = tried(attributes | some)
+                if sum(found) > furthest:
+                    best, furthest = attributes | some, sum(found)
+                if all(now > before or now == RAN for now, before in zip(found, done, strict=True)):
+                    break
+            if best is not None:
+                return best
+        return None
+
     attributes: dict[Any, Any] = {}
-    error, done = failure(attributes)
+    error, done = tried(attributes)
     while error is not None:
-        tried = [
-            (candidate, *failure(attributes | candidate))
-            for candidate in _numbers(module, plan, error.path, attributes)
-        ]
-        best = max(tried, key=lambda one: one[2], default=None)
-        if best is None or best[2] <= done:
+        more = better(error.path)
+        if more is None:
             return {}, (error.path, error.reason)
-        attributes, error, done = attributes | best[0], *best[1:]
+        attributes = more
+        error, done = tried(attributes)
     return attributes, None
 
 
-def _numbers(module: nn.Module, plan: Plan, path: str, known: Collection[Any]) -> Iterator[dict[Any, Any]]:
-    """Yield numbers of a module and of those around it that are a size or a length of their parameters."""
-    while True:
-        lengths: dict[int, list[dict[str, int]]] = defaultdict(list)
-        for name, dims in plan.dims.items():
-            for dim in dims if not path or name.startswith(f"{path}.") else ():
-                parts = [axis for _, axis in segments(dim)]
-                whole: Counter[str] = Counter()
-                for axis in parts:
-                    whole[axis.name] += axis.groups * axis.copies
-                    for count in {1, axis.groups, axis.copies} if not axis.is_fixed else ():
-                        lengths[axis.size * count].append({axis.name: count})
-                if not any(axis.is_fixed for axis in parts):
-                    lengths[sum(axis.length for axis in parts)].append(dict(whole))
-        part = module.get_submodule(path)
-        numbers = {} if type(part).__module__.startswith("torch.nn.") else vars(part)
-        for name, value in numbers.items():
-            if type(value) is int and (path, name) not in known:
-                seen: list[dict[str, int]] = []
-                for terms in lengths.get(value, ()):
-                    if terms not in seen:
-                        seen.append(terms)
-                        yield {(path, name): terms}
-        if not path:
-            return
+def _distinct(axes: Mapping[str, Axis], step: int) -> dict[str, int]:
+    """Return a size of each axis, between a third and the whole, which differs between neighbours of equal length."""
+    found, seen = dict[str, int](), Counter[int]()
+    for name, axis in axes.items():
+        choices = range(math.ceil(axis.size / 3), axis.size)[::step]
+        found[name] = choices[seen[axis.size] % len(choices)]
+        seen[axis.size] += 1
+    return found
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """Yield a path and those of the modules around it."""
+    while path:
+        yield path
         path = path.rpartition(".")[0]
+    yield ""
+
+
+def _numbers(module: nn.Module, plan: Plan, path: str, known: Collection[Any]) -> Iterator[dict[Any, Any]]:
+    """Yield the numbers of a module, with those of all modules of its class, that are a size or a length of their
+    parameters."""
+    part = module.get_submodule(path)
+    if not _own_numbers(part):
+        return
+    alike = {p: _lengths(plan, p) for p, other in module.named_modules() if type(other) is type(part)}
+    lengths = alike[path]
+    for name, value in _own_numbers(part):
+        seen: list[dict[str, int]] = []
+        for how, terms in lengths.items():
+            if _value(plan, terms) == value and (path, name) not in known and terms not in seen:
+                seen.append(terms)
+                yield {
+                    (p, name): others[how]
+                    for p, others in alike.items()
+                    if how in others
+                    and (p, name) not in known
+                    and (name, _value(plan, others[how])) in _own_numbers(module.get_submodule(p))
+                }
+
+
+def _own_numbers(part: nn.Module) -> list[tuple[str, int]]:
+    if type(part).__module__.startswith("torch.nn."):
+        return []
+    return [(name, value) for name, value in vars(part).items() if type(value) is int]
+
+
+def _value(plan: Plan, terms: Mapping[str, int]) -> int:
+    return sum(plan.axes[name].size * count for name, count in terms.items())
+
+
+def _lengths(plan: Plan, path: str) -> dict[tuple[str, int, str], dict[str, int]]:
+    """Return (parameter, dimension, what of it) -> axis -> how often it is in that length, for a module's
+    parameters."""
+    found: dict[tuple[str, int, str], dict[str, int]] = {}
+    for name, dims in plan.dims.items():
+        for d, dim in enumerate(dims) if _below(name, path) else ():
+            inside = name.removeprefix(f"{path}.")
+            whole: Counter[str] = Counter()
+            for i, (_, axis) in enumerate(segments(dim)):
+                whole[axis.name] += axis.groups * axis.copies
+                if not axis.is_fixed:
+                    each = {"size": 1, "groups": axis.groups, "copies": axis.copies}
+                    found |= {(inside, d, f"{what} {i}"): {axis.name: count} for what, count in each.items()}
+            if dim is not None and not any(axis.is_fixed for _, axis in segments(dim)):
+                found[inside, d, "all"] = dict(whole)
+    return found

@@ -18,12 +18,18 @@ CHANNELWISE = {"max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", 
 CHANNELWISE |= {"avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool3d", "max_pool3d_with_indices", "avg_pool3d"}
 CHANNELWISE |= {"upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest1d"}
 CHANNELWISE |= {"reflection_pad1d", "reflection_pad2d", "replication_pad2d", "_upsample_bilinear2d_aa"}
-REDUCED = {"mean", "sum", "amax", "amin", "var", "var_mean", "std", "linalg_vector_norm", "norm", "prod"}
+MEANS = {"mean", "var", "var_mean", "std"}
+SUMS = {"sum", "linalg_vector_norm", "norm"}
+REDUCED = MEANS | SUMS | {"amax", "amin", "prod"}
 FACTORIES = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"}
 ALONG = {"_softmax": 1, "_log_softmax": 1, "_safe_softmax": 1, "cumsum": 1, "logcumsumexp": 1}
 """Operations whose result at one position depends on all others along a dimension; place of the dimension."""
 BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"}
 BATCH_NORMS |= {"_batch_norm_impl_index", "cudnn_batch_norm", "_batch_norm_no_update", "batch_norm"}
+NORMS = dict.fromkeys(BATCH_NORMS | {"native_group_norm", "group_norm"}, 1)
+NORMS |= dict.fromkeys(("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"), 2)
+"""Operations whose result is 0 where their weight is, and place of the weight."""
+SOFTMAX = {"_softmax", "_log_softmax", "_safe_softmax"}
 
 
 class Numbers(Protocol):
@@ -32,11 +38,14 @@ class Numbers(Protocol):
     def of(self, t: Any) -> list[Layer]: ...
     def give(self, t: torch.Tensor, layers: Sequence[Layer]) -> None: ...
     def along(self, t: Any, d: int) -> np.ndarray: ...
+    def has_zeros(self, t: Any) -> bool: ...
     def equal(self, a: Any, b: Any, reason: str = "") -> None: ...
     def fix(self, *layers: Any, reason: str = "") -> None: ...
     def pointwise(self, given: Sequence[torch.Tensor], out: Any) -> None: ...
-    def contract(self, a: list[Layer], b: list[Layer]) -> list[Layer]: ...
+    def contract(self, a: list[Layer], b: list[Layer], has_zeros: bool) -> list[Layer]: ...
     def merged(self, layers: list[Layer], new: Layer) -> list[Layer]: ...
+
+    rows: list[np.ndarray]
 
 
 def flat(given: Any) -> list[torch.Tensor]:
@@ -57,6 +66,27 @@ def compact(layer: Layer) -> Layer:
         if layer.shape[d] > 1 and (layer.stride(d) == 0 or bool((layer.narrow(d, 0, 1) == layer).all())):
             layer = layer.narrow(d, 0, 1)
     return layer
+
+
+def keeps_zeros(trace: Numbers, func: Any, name: str, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether the result of an operation is 0 at cut positions. `tensors`: those with numbers."""
+    zeros = [trace.has_zeros(t) for t in tensors]
+    if name in NORMS:
+        return len(args) > NORMS[name] and args[NORMS[name]] is not None
+    if name in SOFTMAX or torch.Tag.pointwise not in func.tags or name in UNARY:
+        return all(zeros) and name not in SOFTMAX
+    known = {id(t) for t, is_zero in zip(tensors, zeros, strict=True) if is_zero}
+
+    def at(value: float, given: Any) -> Any:
+        if isinstance(given, torch.Tensor):
+            return torch.full((), 0.0 if id(given) in known else value, dtype=given.dtype, device="cpu")
+        return [at(value, one) for one in given] if isinstance(given, list | tuple) else given
+
+    try:
+        found = [func(*at(value, args), **{k: at(value, v) for k, v in kwargs.items()}) for value in (0.7, 0.0, -1.3)]
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return not any(bool(t.any()) for t in flat(found))
 
 
 RULES: dict[str, Callable[..., None]] = {}
@@ -101,15 +131,16 @@ def _concatenated(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.
     at = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.dim()
     none = torch.zeros([1] * out.dim(), dtype=torch.int64, device="cpu")
     layers = []
+    given = [_spread(trace.of(t), t.shape[at], at, tensors, trace) for t in tensors]
     # other dimensions have one size in all of them
-    across = [[layer for layer in trace.of(t) if layer.shape[at] == 1] for t in tensors]
+    across = [[layer for layer in some if layer.shape[at] == 1] for some in given]
     for where in dict.fromkeys(tuple(along_which(layer)) for some in across for layer in some):
         alike = [next((layer for layer in some if tuple(along_which(layer)) == where), none) for some in across]
         first = next(layer for layer in alike if layer is not none)
         for layer in alike:
             trace.equal(first, layer)
         layers.append(first)
-    along = [next((layer for layer in trace.of(t) if layer.shape[at] > 1), none) for t in tensors]
+    along = [next((layer for layer in some if layer.shape[at] > 1), none) for some in given]
     if any(layer is not none for layer in along):
         sizes = [max(some) for some in zip(*(layer.shape for layer in along), strict=True)]
         wide = [
@@ -118,6 +149,18 @@ def _concatenated(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.
         ]
         layers.append(torch.cat(wide, at))
     trace.give(out, layers)
+
+
+def _spread(layers: list[Layer], size: int, at: int, tensors: Sequence[torch.Tensor], trace: Numbers) -> list[Layer]:
+    """Return numbers of whole heads as those of all their channels, if other heads to be concatenated have numbers for
+    each channel."""
+    joint = {d for t in tensors for layer in trace.of(t) if layer.shape[at] > 1 for d in along_which(layer)} - {at}
+    return [
+        layer.expand([size if d == at else n for d, n in enumerate(layer.shape)])
+        if layer.shape[at] == 1 and joint & set(along_which(layer))
+        else layer
+        for layer in layers
+    ]
 
 
 @rule(*CHANNELWISE)
@@ -136,7 +179,12 @@ def _reduced(trace: Numbers, func: Any, args: Any, kwargs: Any, out: Any) -> Non
     keep = out if isinstance(out, torch.Tensor) else out[0]
     given = next((a for a in [*args[1:], kwargs.get("dim")] if isinstance(a, list | tuple)), None)
     dims = {d % x.dim() for d in given} if given else set(range(x.dim()))
-    layers = [layer for layer in trace.of(x) if not dims & set(along_which(layer))]
+    layers = trace.of(x)
+    name = func.overloadpacket.__name__
+    if name not in MEANS and not (name in SUMS and trace.has_zeros(x)):
+        trace.fix(*(layer for layer in layers if dims & set(along_which(layer))))
+    for d in dims:
+        layers = [layer.narrow(d, 0, 1) for layer in layers]
     if keep.dim() != x.dim():
         layers = [layer.squeeze(tuple(dims)) for layer in layers]
     for t in flat(out):
@@ -150,6 +198,13 @@ def _along(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.Tensor)
         if layer.shape[d] > 1:
             trace.fix(layer)
     trace.give(out, [layer for layer in trace.of(args[0]) if layer.shape[d] == 1])
+
+
+@rule("tril", "triu")
+def _triangle(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+    plane = {out.dim() - 2, out.dim() - 1}
+    trace.fix(*(layer for layer in trace.of(args[0]) if plane & set(along_which(layer))))
+    trace.give(out, [layer for layer in trace.of(args[0]) if not plane & set(along_which(layer))])
 
 
 @rule("convolution")
@@ -179,13 +234,14 @@ def _convolution(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.T
 
 @rule("mm", "bmm", "matmul")
 def _product(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
-    trace.give(out, trace.contract(trace.of(args[0]), trace.of(args[1])))
+    a, b = args[:2]
+    trace.give(out, trace.contract(trace.of(a), trace.of(b), trace.has_zeros(a) or trace.has_zeros(b)))
 
 
 @rule("addmm", "baddbmm")
 def _affine(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
     bias, a, b = args[:3]
-    layers = trace.contract(trace.of(a), trace.of(b))
+    layers = trace.contract(trace.of(a), trace.of(b), trace.has_zeros(a) or trace.has_zeros(b))
     for layer in trace.of(bias):
         layers = trace.merged(layers, layer.view(*[1] * (out.dim() - bias.dim()), *layer.shape))
     trace.give(out, layers)
@@ -201,11 +257,19 @@ def _affine(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.Tensor
 )
 def _attention(trace: Numbers, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     q, k, v = args[:3]
-    trace.contract(trace.of(q), [layer.transpose(-1, -2) for layer in trace.of(k)])
-    for layer in trace.of(v):
-        if layer.shape[-2] > 1:
-            trace.fix(layer)
-    trace.give(flat(out)[0], [layer for layer in trace.of(v) if layer.shape[-2] == 1])
+    shared = q.shape[-3] // k.shape[-3] if q.dim() > 3 else 1
+    keys, values = ([_repeated(layer, shared) for layer in trace.of(t)] for t in (k, v))
+    scores = trace.contract(
+        trace.of(q), [layer.transpose(-1, -2) for layer in keys], trace.has_zeros(q) or trace.has_zeros(k)
+    )
+    trace.fix(*(layer for layer in scores if layer.shape[-1] > 1))
+    heads = [layer for layer in scores if layer.shape[-1] == 1]
+    trace.give(flat(out)[0], trace.contract(heads, values, trace.has_zeros(v)))
+
+
+def _repeated(layer: Layer, times: int) -> Layer:
+    """Return the numbers of heads that several heads of queries share."""
+    return layer.repeat_interleave(times, -3) if times > 1 and layer.shape[-3] > 1 else layer
 
 
 @rule(*BATCH_NORMS)
@@ -242,21 +306,23 @@ def _group_norm(trace: Numbers, func: Any, args: Any, kwargs: Any, out: Any) -> 
 @rule("embedding")
 def _embedding(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
     weight = args[0]
-    trace.fix(trace.along(weight, 0))
+    trace.rows.append(trace.along(weight, 0))
     trace.give(out, [torch.from_numpy(trace.along(weight, 1)).view(*[1] * (out.dim() - 1), -1)])
 
 
-@rule("index", "index_select", "gather")
+@rule("index", "index_select")
 def _indexed(trace: Numbers, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
     x, given = args[0], args[1]
-    indices = given if isinstance(given, list | tuple) else None
-    if indices is not None and all(i is None for i in indices[1:]):
-        moved = [layer for layer in trace.of(x) if layer.shape[0] == 1]
-        trace.fix(*(layer for layer in trace.of(x) if layer.shape[0] > 1))
-        more = indices[0].dim() - 1
-        trace.give(out, [layer.view(*[1] * more, *layer.shape) for layer in moved])
-    else:
+    indices: list[Any] = [None] * given + [args[2]] if isinstance(given, int) else [*given]
+    used = {d: index for d, index in enumerate(indices) if index is not None}
+    at: list[int] = [*used]
+    if not at or at != list(range(at[0], at[0] + len(at))):
         trace.fix(*trace.of(x))
+        return
+    new = [1] * max(index.dim() for index in used.values())
+    trace.fix(*(layer for layer in trace.of(x) if set(at) & set(along_which(layer))))
+    moved = [layer for layer in trace.of(x) if not set(at) & set(along_which(layer))]
+    trace.give(out, [layer.view(*layer.shape[: at[0]], *new, *layer.shape[at[-1] + 1 :]) for layer in moved])
 
 
 @rule("as_strided")

@@ -17,7 +17,7 @@ from torch import nn
 from torch.backends import mha
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rayfl.models.inferred.rules import FACTORIES, RULES, UNARY, Layer, along_which, compact, flat
+from rayfl.models.inferred.rules import FACTORIES, RULES, UNARY, Layer, along_which, compact, flat, keeps_zeros
 
 
 class Untraceable(ValueError):
@@ -47,12 +47,20 @@ class Trace(TorchDispatchMode):
         self.count, self.done = 1, 0
         self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
         self.reasons: list[tuple[np.ndarray, str]] = []
-        self.joint: list[Layer] = []
+        self.joint: dict[Any, Layer] = {}
+        self.shared: list[tuple[Layer, Layer]] = []
+        """Numbers of channels in heads, and of the heads or of the channels alone, such as those of a norm of queries,
+        that meet them. They are equal if that is what is cut."""
+        self.rows: list[np.ndarray] = []
+        """Numbers of rows that are looked up, such as those of a vocabulary, which are never cut."""
         self.dims: dict[str, list[np.ndarray | None]] = {}
-        """Name of a parameter or buffer -> the numbers of each dimension."""
+        """Name of a parameter -> the numbers of each dimension. Buffers are constants."""
         self.path = ""
         self._layers: dict[int, tuple[torch.Tensor, list[Layer]]] = {}
-        for name, t in [*module.named_parameters(), *module.named_buffers()] if module is not None else []:
+        self._known = -1, np.zeros(0, dtype=np.int64)
+        self._zeros: set[int] = set()
+        """Tensors that would be 0 at positions that are cut, if all parameters were."""
+        for name, t in module.named_parameters() if module is not None else ():
             self._number(name, t)
 
     def _number(self, name: str, t: torch.Tensor) -> None:
@@ -67,16 +75,23 @@ class Trace(TorchDispatchMode):
             layers.append(numbers.view([-1 if i == d else 1 for i in range(t.dim())]))
         self.dims[name] = dims
         self._layers[id(t)] = (t, layers)
+        self._zeros.add(id(t))
 
     # numbers of tensors
 
     def of(self, t: Any) -> list[Layer]:
         return self._layers[id(t)][1] if isinstance(t, torch.Tensor) and id(t) in self._layers else []
 
+    def has_zeros(self, t: Any) -> bool:
+        """Return whether a tensor would be 0 at positions that are cut, if all parameters were."""
+        return id(t) in self._zeros
+
     def give(self, t: torch.Tensor, layers: Sequence[Layer]) -> None:
         kept = [layer for layer in map(compact, layers) if layer.numel() > 1 and bool(layer.any())]
         self._layers[id(t)] = (t, kept)
-        self.joint += [layer for layer in kept if len(along_which(layer)) > 1]
+        for layer in kept:
+            if len(along_which(layer)) > 1:
+                self.joint[layer.shape, layer.contiguous().numpy().tobytes()] = layer
 
     def along(self, t: Any, d: int) -> np.ndarray:
         """Return the numbers along one dimension, 0 without any; all positions that share one become equal."""
@@ -146,6 +161,9 @@ class Trace(TorchDispatchMode):
             self.pointwise(flat((args, kwargs or {})), out)
         else:
             self.fix(*(layer for t in tensors for layer in self.of(t)), reason=f"no rule for {name}")
+        has_zeros = keeps_zeros(self, func, plain, args, kwargs or {}, tensors)
+        for t in flat(out):
+            (self._zeros.add if has_zeros else self._zeros.discard)(id(t))
         return out
 
     def pointwise(self, given: Sequence[torch.Tensor], out: Any) -> None:
@@ -156,21 +174,35 @@ class Trace(TorchDispatchMode):
                     continue
                 for layer in self.of(t):
                     layers = self.merged(layers, layer.view(*[1] * (one.dim() - t.dim()), *layer.shape))
-            # along these dimensions, another tensor has values and no numbers
-            meets = [any(self._lacks(t, one.dim(), set(along_which(layer))) for t in given) for layer in layers]
-            self.fix(*(layer for layer, met in zip(layers, meets, strict=True) if met))
-            self.give(one, [layer for layer, met in zip(layers, meets, strict=True) if not met])
+            kept = []
+            for layer in layers:
+                varying = set(along_which(layer))
+                lacked = set().union(*(self._lacked(t, one.dim(), varying) for t in given))
+                if lacked == varying:
+                    self.fix(layer)
+                    continue
+                # such as the angles of a rotary embedding, which are equal in all heads: heads are cut whole
+                for d in lacked:
+                    self.equal(layer.narrow(d, 0, 1), layer)
+                    layer = layer.narrow(d, 0, 1)
+                kept.append(layer)
+            self.give(one, kept)
 
-    def _lacks(self, t: torch.Tensor, dim: int, varying: set[int]) -> bool:
-        """Return whether a tensor, broadcast to `dim` dimensions, has positions but no numbers along `varying`."""
+    def _lacked(self, t: torch.Tensor, dim: int, varying: set[int]) -> set[int]:
+        """Return the dimensions of `varying` along which a tensor, broadcast to `dim` dimensions, has values and no
+        numbers."""
         first = dim - t.dim()
         own = {first + d for layer in self.of(t) for d in along_which(layer)}
-        return any(size > 1 and first + d in varying for d, size in enumerate(t.shape)) and not own & varying
+        return {first + d for d, size in enumerate(t.shape) if size > 1} & varying - own
 
     def merged(self, layers: list[Layer], new: Layer) -> list[Layer]:
         result = []
         for layer in layers:
-            if set(along_which(layer)) & set(along_which(new)):
+            more, fewer = (layer, new) if len(along_which(layer)) > len(along_which(new)) else (new, layer)
+            if 0 < len(along_which(fewer)) < len(along_which(more)) and {*along_which(fewer)} < {*along_which(more)}:
+                self.shared.append((more, fewer))
+                new = more
+            elif set(along_which(layer)) & set(along_which(new)):
                 a, b = torch.broadcast_tensors(layer, new)
                 self.equal(a, b)
                 new = torch.where(a != 0, a, b)
@@ -178,37 +210,81 @@ class Trace(TorchDispatchMode):
                 result.append(layer)
         return [*result, new]
 
-    def contract(self, a: list[Layer], b: list[Layer]) -> list[Layer]:
-        """Return the numbers of the product of [..., n, k] and [..., k, m]: equal along k."""
+    def contract(self, a: list[Layer], b: list[Layer], has_zeros: bool) -> list[Layer]:
+        """Return the numbers of the product of [..., n, k] and [..., k, m]: equal along k. `has_zeros`: of `a` or
+        `b`."""
         one, two = [layer.unsqueeze(-1) for layer in a], [layer.unsqueeze(-3) for layer in b]
         left, right = ([x for x in some if x.shape[-2] > 1] for some in (one, two))
         for x in left:
             for y in right:
                 self.equal(*(t.numpy() for t in torch.broadcast_tensors(x, y)))
-        for x in left if not right else right if not left else []:
-            self.fix(x)
+        if not (left and right and has_zeros):
+            self.fix(*left, *right)
         kept: list[Layer] = []
         for x in (*one, *two):
-            kept = self.merged(kept, x.squeeze(-2)) if x.shape[-2] == 1 else kept
-        return kept
+            kept = self.merged(kept, x.narrow(-2, 0, 1).squeeze(-2))
+        return [layer for layer in kept if layer.numel() > 1]
 
     # the result
 
     def components(self) -> np.ndarray:
         """Return the number of the set of every number; 0 for the set of what is never cut."""
+        known, labels = self._known
+        if known == len(self.pairs):
+            return labels
         labels = self._connected()
-        for layer in self.joint:
-            # heads and channels inside of them: the same channels in every head
-            now = compact(torch.from_numpy(labels)[layer])
-            varying = along_which(now)
-            if len(varying) > 1:
-                last = now.movedim(varying[-1], -1).reshape(-1, now.shape[varying[-1]]).numpy()
-                original = layer.expand([max(a, b) for a, b in zip(layer.shape, now.shape, strict=True)])
-                rows = original.movedim(varying[-1], -1).reshape(-1, last.shape[-1]).numpy()
-                self.operation = "view"
-                self.equal(rows[:1], rows)
-                labels = self._connected()
+        while True:
+            # heads are cut whole if some of their channels are cut together, or if heads that they meet are
+            joint = [found for layer in self.joint.values() if (found := self._rows(labels, layer)) is not None]
+            whole = [rows for rows, last in joint if _repeats(last)]
+            open_ones = np.concatenate([rows.ravel() for rows, _ in joint] or [np.zeros(0, dtype=np.int64)])
+            met = [
+                (layer, heads)
+                for layer, heads in self.shared
+                if along_which(heads) != along_which(layer)[-1:]
+                and not np.isin(heads.numpy(), open_ones).any()
+                and along_which(self._now(labels, heads))
+                and len(along_which(self._now(labels, layer))) > 1
+            ]
+            for a, b in [*((rows[:, :1], rows) for rows in whole), *met]:
+                self.equal(a, b, "view")
+            if not whole and not met:
+                break
+            labels = self._connected()
+        while True:
+            # otherwise the same channels of every head
+            joint = [found for layer in self.joint.values() if (found := self._rows(labels, layer)) is not None]
+            if not joint:
+                break
+            done = np.zeros(self.count, dtype=bool)
+            for rows, last in joint:
+                if not done[last].any():
+                    self.equal(rows[:1], rows, "view")
+                    done[last] = True
+            labels = self._connected()
+        for layer, some in self.shared:
+            if set(along_which(self._now(labels, some))) <= set(along_which(self._now(labels, layer))):
+                if along_which(self._now(labels, some)):
+                    self.equal(layer, some, "view")
+            else:
+                self.fix(some, reason="view")
+        labels = self._connected()
+        self._known = len(self.pairs), labels
         return labels
+
+    def _rows(self, labels: np.ndarray, layer: Layer) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the numbers [heads, channels] of a layer and their sets; None if not both are cut."""
+        now = self._now(labels, layer)
+        varying = along_which(now)
+        if len(varying) < 2:
+            return None
+        last = now.movedim(varying[-1], -1).reshape(-1, now.shape[varying[-1]]).numpy()
+        original = layer.expand([max(a, b) for a, b in zip(layer.shape, now.shape, strict=True)])
+        return original.movedim(varying[-1], -1).reshape(-1, last.shape[-1]).numpy(), last
+
+    @staticmethod
+    def _now(labels: np.ndarray, layer: Layer) -> Layer:
+        return compact(torch.from_numpy(labels)[layer])
 
     def _connected(self) -> np.ndarray:
         from scipy.sparse import coo_array
@@ -231,6 +307,12 @@ def channels_of(t: torch.Tensor, layers: Sequence[Layer]) -> int:
     """Return the dimension of a tensor's channels: the first with numbers, otherwise that of images or tokens."""
     cut = [d for layer in layers for d in range(1, t.dim()) if layer.shape[d] > 1]
     return cut[0] if cut else 1 if t.dim() == 4 else t.dim() - 1
+
+
+def _repeats(rows: np.ndarray) -> bool:
+    """Return whether a number other than 0 is twice in a row."""
+    ordered = np.sort(rows, axis=1)
+    return bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] > 0)).any())
 
 
 @contextlib.contextmanager
