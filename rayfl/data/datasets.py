@@ -38,11 +38,12 @@ class Facts(Config):
 
 
 class Datasets(Shaped, OwnImages):
-    """`Datasets(train, test)`: map-style Datasets of torch with samples (x, y). x: PIL image, array or tensor, of shape
-    [F] (tables), [C, T] (series) or [C, H, W] (images), bytes or floats. y: class from 0.
+    """`Datasets(train, test)`: map-style Datasets of torch with samples (x, y).
 
-    Samples are read for each batch, by the process that needs them, so that only batches are in memory. Transforms of
-    the Datasets can draw from the global generators of torch, numpy and Python; draws are equal with every executor.
+    x is a PIL image, an array or a tensor of shape [F] (tables), [C, T] (series) or [C, H, W] (images), of bytes or
+    floats; y is a class from 0. Samples are read for each batch, by the process that needs them, so that only batches
+    are in memory. Transforms of the Datasets can draw from the global generators of torch, numpy and Python; draws are
+    equal with every executor.
     """
 
     positional: ClassVar = ("train", "test")
