@@ -102,36 +102,8 @@ class Datasets(Shaped, OwnImages):
         """The description; of objects in a file, that of the file."""
         if self.known is not None and not self._has_objects:
             return self.known
-        train, *test = self._parts
-        plain = [] if self.plain is None else [self.plain.part("data.plain")]
-        digest, changes = hashlib.sha256(), False
-        labels = [part.labels for part in (train, *test)]
-        if plain and not np.array_equal(plain[0].labels, labels[0]):
-            raise ConfigError("data.plain: the classes differ from those of train. Allowed: the same samples")
-        with global_scope() as seeded:
-            first = train.x(0)
-            for part in (train, *plain, *test):
-                digest.update(part.labels.tobytes())
-                for row in part.probes:
-                    seen = []
-                    for seed in (0, 0, 1):
-                        seeded(stream(seed, "read", row))
-                        seen.append(part.x(row, like=first))
-                        digest.update(seen[-1].tobytes())
-                    if not np.array_equal(seen[0], seen[1]):
-                        raise ConfigError(
-                            f"{part.where}: sample {row} differs between two reads with equal seeds. Allowed: random "
-                            "draws by the global generators of torch, numpy and Python"
-                        )
-                    changes = changes or not np.array_equal(seen[0], seen[2])
-        return Facts(
-            shape=shape_of(first[None], "data.train: one sample"),
-            stored="uint8" if first.dtype == np.uint8 else "float32",
-            classes=self.classes or classes_of(labels, "data: y"),
-            samples=sum(map(len, labels)),
-            changes=changes,
-            digest=digest.hexdigest(),
-        )
+        plain = None if self.plain is None else self.plain.part("data.plain")
+        return _facts(tuple(self._parts), plain, self.classes)
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -210,3 +182,36 @@ class Datasets(Shaped, OwnImages):
                 f"data: the Datasets differ from those of the run. Allowed: digest {self.facts.digest[:12]}"
             )
         return self.model_copy(update={name: getattr(given, name) for name in ("train", "test", "plain")})
+
+
+@functools.lru_cache(maxsize=4)
+def _facts(parts: tuple[Part, ...], plain: Part | None, classes: int | None) -> Facts:
+    """Read some samples of training set, test set if there is one, and `plain`; check them, and describe them all."""
+    digest, changes = hashlib.sha256(), False
+    labels = [part.labels for part in parts]
+    if plain is not None and not np.array_equal(plain.labels, labels[0]):
+        raise ConfigError("data.plain: the classes differ from those of train. Allowed: the same samples")
+    with global_scope() as seeded:
+        first = parts[0].x(0)
+        for part in (*parts, *([] if plain is None else [plain])):
+            digest.update(part.labels.tobytes())
+            for row in part.probes:
+                seen = []
+                for seed in (0, 0, 1):
+                    seeded(stream(seed, "read", row))
+                    seen.append(part.x(row, like=first))
+                    digest.update(seen[-1].tobytes())
+                if not np.array_equal(seen[0], seen[1]):
+                    raise ConfigError(
+                        f"{part.where}: sample {row} differs between two reads with equal seeds. Allowed: random "
+                        "draws by the global generators of torch, numpy and Python"
+                    )
+                changes = changes or not np.array_equal(seen[0], seen[2])
+    return Facts(
+        shape=shape_of(first[None], "data.train: one sample"),
+        stored="uint8" if first.dtype == np.uint8 else "float32",
+        classes=classes or classes_of(labels, "data: y"),
+        samples=sum(map(len, labels)),
+        changes=changes,
+        digest=digest.hexdigest(),
+    )

@@ -46,7 +46,7 @@ class Source(Config):
         if isinstance(given, str):
             return read({"of": given})
         found = read({"of": f"<{type(given).__name__}>"})
-        found._object = given() if isinstance(given, type) else given
+        found._object = given() if callable(given) else given
         return found
 
     @property
