@@ -1,7 +1,4 @@
-"""Networks for tokens without declarations: axes by hand, against the whole network with zeros elsewhere, and against
-the families that declare theirs."""
-
-from dataclasses import replace
+"""Networks for tokens without declarations: axes by hand, and against the whole network with zeros elsewhere."""
 
 import pytest
 import torch
@@ -12,10 +9,8 @@ from torch import nn
 
 from rayfl.config import ConfigError
 from rayfl.core.net import Net, check_axes
-from rayfl.core.submodel import prefix
-from rayfl.models.huggingface import GPT2, Llama, Roberta
 from rayfl.models.inferred.module import Module
-from rayfl.testing.tiny import drawn_like, run, simulate, spread, tiny
+from rayfl.testing.tiny import run, simulate, tiny
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2}
 
@@ -104,55 +99,6 @@ def test_sums_over_channels_that_are_not_0_where_they_are_cut_keep_them(float64)
     net = Net(Module(of="test_inferred_tokens:Sums", input=(1, 8, 8), classes=4))
     assert net.layout.axes.keys() == {"exact"}
     assert_cut_is_whole_with_zeros(net, torch.randn(2, 1, 8, 8))
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (
-            Roberta(hidden=16, heads=4, layers=2, ffn=12, task="classes", ids=20, classes=4, length=8, pad=20),
-            ("RobertaForSequenceClassification", "classes", {"intermediate_size": 12, "max_position_embeddings": 514}),
-        ),
-        (
-            GPT2(hidden=16, heads=4, layers=2, ffn=12, task="next_token", ids=20, classes=20, length=8),
-            ("GPT2LMHeadModel", "next_token", {"n_inner": 12}),
-        ),
-        (
-            Llama(hidden=16, heads=4, groups=2, layers=2, ffn=12, task="next_token", ids=20, classes=20, length=8),
-            ("LlamaForCausalLM", "next_token", {"intermediate_size": 12, "num_key_value_heads": 2}),
-        ),
-    ],
-    ids=["roberta", "gpt2", "llama"],
-)
-def test_axes_and_holder_means_are_those_of_the_declared_families(ours, theirs):
-    """Parameters have the same names. A stream's features are declared in as many copies as there are heads (or groups
-    of them), because a configuration has one number for both; here they are single, so that sizes are equal where both
-    are whole numbers, and the first positions are the same."""
-    name, task, options = theirs
-    if name.startswith("Roberta"):
-        options["type_vocab_size"] = 1
-    model = of_transformers(name, task, **options)
-    declared = ours if task != "classes" else ours.model_copy(update={"vocabulary": 21})
-    both = [Net(declared), Net(model)]
-    assert both[0].layout.shapes == both[1].layout.shapes
-    # a declared language model's vocabulary is that of its classes, tied or not
-    assert {*both[0].layout.classifier} >= {*both[1].layout.classifier} > set()
-    means = []
-    for net in both:
-        full = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in net.layout.shapes.items()}
-        total, cover = dict(full), dict(full)
-        for width in (1, 0.5, 0.5):
-            selection = prefix(net, replace(net, width=width))
-            part = selection.take(drawn_like(full, f"{width}"))
-            for held, given in ((total, part), (cover, {name: torch.ones_like(t) for name, t in part.items()})):
-                held |= {name: held[name] + t for name, t in spread(selection, given, full).items()}
-        means.append((net.layout.axes, total, cover))
-    (one, totals, covers), (other, found, held) = means
-    assert len(one) == len(other)
-    for path in totals:
-        assert torch.equal(totals[path], found[path]) and torch.equal(covers[path], held[path]), path
-    for width in (0.5,) if name.startswith("Llama") else (0.5, 0.25):
-        assert replace(both[0], width=width).parameters == replace(both[1], width=width).parameters
 
 
 @pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "GPTNeoXForCausalLM", "PhiForCausalLM", "GemmaForCausalLM"])
