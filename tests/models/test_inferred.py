@@ -112,6 +112,17 @@ class Ranked(nn.Module):
         return self.head(self.last(self.rank(self.first(x))).mean((2, 3)))
 
 
+class Auxiliary(nn.Linear):
+    """A network with a second output in training."""
+
+    def __init__(self, num_classes: int = 4):
+        super().__init__(64, num_classes)
+
+    def forward(self, x):
+        y = super().forward(x.flatten(1))
+        return (y, y) if self.training else y
+
+
 class Whole(nn.Module):
     def __init__(self, num_classes: int = 4):
         super().__init__()
@@ -396,6 +407,7 @@ def test_methods_leave_blocks_out(method, tmp_path):
         ({"of": BRANCHES, "options": {"num_classes": 3}}, "returns outputs of shape [3] per sample. Allowed: [4]"),
         ({"of": "test_inferred:Looks"}, "do not look at the values of tensors"),
         ({"of": BRANCHES, "options": {"channels": 3}}, "stem does not run on the meta device"),
+        ({"of": "test_inferred:Auxiliary"}, "in training it returns tensors of shape [[2, 4], [2, 4]], in evaluation"),
         (
             {"of": "collections:OrderedDict"},
             "model.of: collections:OrderedDict returned OrderedDict. Allowed: a torch.nn.Module",

@@ -14,6 +14,7 @@ from torch import nn
 
 from rayfl.core.axes import CLASSES, Axis, Concat, Dims, declare, segments
 from rayfl.models.inferred.blocks import Calls, leave_out, modules_named
+from rayfl.models.inferred.rules import flat
 from rayfl.models.inferred.trace import Trace, Untraceable, check_runs, traced
 
 RAN = 10**9
@@ -56,6 +57,7 @@ def plan_of(
     modules_named(module, "axes", declared or ())
     with Calls(module) as calls:
         trace, output = traced(module, x, declared)
+    _check_training(module, x, output)
     outputs = output if isinstance(output, tuple | list) else [output]
     logits, classed = outputs[-1], set[tuple[str, int]]()
     for one in outputs:
@@ -81,6 +83,18 @@ def plan_of(
             if not path:
                 raise Untraceable(f"the network does not run when it is cut ({reason}). Hint: name modules in `fixed`")
             path = path.rpartition(".")[0]
+
+
+def _check_training(module: nn.Module, x: torch.Tensor, output: Any) -> None:
+    """Raise Untraceable if a network in training returns other tensors than in evaluation, whose `output` is given."""
+    trained = check_runs(module.train(), x)
+    module.eval()
+    shapes, usual = ([list(t.shape) for t in flat(some)] for some in (trained, output))
+    if shapes != usual:
+        raise Untraceable(
+            f"in training it returns tensors of shape {shapes}, in evaluation {usual}. Hint: an option without "
+            "auxiliary outputs, such as aux_logits: false"
+        )
 
 
 def _run_without(module: nn.Module, blocks: Collection[str], x: torch.Tensor, is_asked: bool) -> bool:

@@ -350,9 +350,9 @@ def traced(module: nn.Module, x: torch.Tensor, declared: Mapping[str, str] | Non
     return trace, _ran(module, x, trace)
 
 
-def check_runs(module: nn.Module, x: torch.Tensor) -> None:
-    """Raise Untraceable, with the module that fails, if a module does not run on the meta device."""
-    _ran(module, x, Trace(None))
+def check_runs(module: nn.Module, x: torch.Tensor) -> Any:
+    """Return the output of a module on the meta device. Raise Untraceable, with the module that fails."""
+    return _ran(module, x, Trace(None))
 
 
 def _ran(module: nn.Module, x: torch.Tensor, trace: Trace) -> Any:
