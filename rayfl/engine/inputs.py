@@ -31,6 +31,7 @@ def inputs_of(experiments: Sequence[Experiment], arrays: Arrays) -> Inputs:
     for experiment in experiments:
         settings = {key: value for key, value in experiment.result_config().items() if key != "data"}
         found |= {f"file {path}": _of_file(path) for path in sorted(set(_files(settings)))}
+        found |= _of_modules(sorted(set(_modules(settings))))
     for kind in sorted({type(part) for part in _parts(list(experiments))}, key=lambda kind: kind.__qualname__):
         found |= _of_code(kind)
     return found
@@ -63,6 +64,16 @@ def _files(value: Any) -> Iterator[Path]:
             yield path
 
 
+def _modules(value: Any) -> Iterator[str]:
+    """Yield the user's own modules that settings name as "package.module:name"."""
+    if isinstance(value, Mapping | list | tuple):
+        for inside in value.values() if isinstance(value, Mapping) else value:
+            yield from _modules(inside)
+    elif isinstance(value, str) and (name := value.partition(":")[0]) in sys.modules and ":" in value:
+        if any(own_places(name.partition(".")[0])):
+            yield name
+
+
 def _of_file(path: Path) -> str:
     if path.is_file():
         return sha256(path)
@@ -90,7 +101,11 @@ def _of_code(kind: type) -> Inputs:
             return {f"code {kind.__qualname__}": hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()}
         except (OSError, TypeError):
             return {}
-    files = {name: getattr(sys.modules[name], "__file__", None) for name in _used([kind.__module__])}
+    return _of_modules([kind.__module__])
+
+
+def _of_modules(names: Iterable[str]) -> Inputs:
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in _used(names)}
     return {f"code {name}": sha256(Path(file)) for name, file in files.items() if file and Path(file).is_file()}
 
 
