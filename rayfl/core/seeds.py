@@ -69,7 +69,7 @@ def global_scope() -> Iterator[Callable[[int], None]]:
 
     def seed(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
-        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        np.random.seed(seed % 2**32)
         random.seed(seed)
 
     with torch_scope(0):

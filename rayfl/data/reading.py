@@ -202,7 +202,9 @@ class Reading(Prepare):
 @functools.lru_cache(maxsize=8)
 def _made(of: str, options: str, where: str) -> Part:
     if of.startswith("<"):
-        raise ConfigError(f"{where}: the file describes an object of a Python program, {of}. Allowed: the same object")
+        raise ConfigError(
+            f"{where}: the file describes an object of a Python program, {of}. Allowed: the same object in Python"
+        )
     found, given = imported(of, where), json.loads(options)
     if callable(found):
         with global_scope() as seeded:

@@ -1,11 +1,13 @@
 """Random draws depend on their addresses only."""
 
 import itertools
+import random
 
+import numpy as np
 import pytest
 import torch
 
-from rayfl.core.seeds import PURPOSES, numpy_generator, stream, torch_generator, torch_scope
+from rayfl.core.seeds import PURPOSES, global_scope, numpy_generator, stream, torch_generator, torch_scope
 
 
 def test_streams_are_the_same_on_every_machine_and_in_every_version():
@@ -66,3 +68,23 @@ def test_a_scope_puts_back_after_an_error():
         torch.rand(3)
         raise KeyError
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_global_scope_seeds_all_generators_and_puts_them_back():
+    def draws():
+        return torch.rand(()).item(), np.random.rand(), random.random()
+
+    def start():
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+
+    start()
+    expected = draws()
+    start()
+    with global_scope() as seed:
+        seeded = []
+        for address in (2**62 + 5, 3, 2**62 + 5):
+            seed(address)
+            seeded.append(draws())
+    assert seeded[0] == seeded[2] != seeded[1] and draws() == expected

@@ -286,7 +286,7 @@ def test_wrong_names_and_options():
     )
     assert message(read_data, name="datasets") == "exp.yaml: data.train: a value is required"
     assert said(train="<Photos>") == (
-        "data.train: the file describes an object of a Python program, <Photos>. Allowed: the same object"
+        "data.train: the file describes an object of a Python program, <Photos>. Allowed: the same object in Python"
     )
     assert (
         message(rayfl.InMemory, TENSORS) == "data: x is a Dataset. Allowed: arrays. Hint: rayfl.Datasets(train, test)"
