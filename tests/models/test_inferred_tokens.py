@@ -1,5 +1,7 @@
 """Networks for tokens without declarations: axes by hand, and against the whole network with zeros elsewhere."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,14 +134,41 @@ def test_methods_train_a_decoder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "options", "message"),
     [
-        ({"hidden": 16}, "test: model.options: no field of BertConfig is called 'hidden'"),
-        ({"vocab_size": 9}, "test: model.options: vocab_size 9 is not valid. Allowed: at least 51"),
+        ("Bert", {"hidden": 16}, "test: model.options: no field of BertConfig is called 'hidden'"),
+        ("Bert", {"vocab_size": 9}, "test: model.options: vocab_size 9 is not valid. Allowed: at least 51"),
+        ("Bert", {"max_position_embeddings": 9}, "bert.embeddings does not run on the meta device"),
+        (
+            "Roberta",
+            {"max_position_embeddings": 62},
+            "options: roberta.embeddings.position_embeddings has 62 positions",
+        ),
     ],
 )
-def test_options_that_do_not_fit(options, message):
-    model = {"name": "module", "of": "transformers:BertForSequenceClassification", "options": options}
+def test_options_that_do_not_fit(name, options, message):
+    sizes = SIZES if "hidden" not in options else {}
+    model = {"name": "module", "of": f"transformers:{name}ForSequenceClassification", "options": sizes | options}
     with pytest.raises(ConfigError) as error:
         tiny(model=model, data={"name": "synthetic_text", "task": "classes", "length": 12})
     assert message in str(error.value)
+
+
+class Rows(nn.Module):
+    """A network for tables or series."""
+
+    def __init__(self, num_classes: int, inputs: int):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(inputs, 12), nn.Linear(12, num_classes)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
+
+
+@pytest.mark.parametrize("shape", [[6], [2, 8]])
+def test_tables_and_series(shape, tmp_path):
+    model = {"name": "module", "of": "test_inferred_tokens:Rows", "options": {"inputs": math.prod(shape)}}
+    experiment = tiny(model=model, data={"shape": shape}, method="heterofl", rounds=1)
+    assert experiment.model.takes == ("variables" if len(shape) == 1 else "series")
+    [line] = run(simulate(experiment, tmp_path))
+    assert line["refused"] == 0 and Net(experiment.model).layout.axes["hidden"].size == 12

@@ -24,7 +24,7 @@ from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, 
 from rayfl.models.inferred.norms import Kind, replace_norms, without_statistics
 from rayfl.models.inferred.notes import notes_on, uncounted
 from rayfl.models.inferred.plan import Plan, narrowed, plan_of
-from rayfl.models.inferred.tokens import VOCABULARY, adapt, by_configuration
+from rayfl.models.inferred.tokens import VOCABULARY, adapt, by_configuration, check_positions
 from rayfl.models.inferred.trace import Misnamed, Untraceable
 from rayfl.models.layers import Scaler, check_without
 from rayfl.models.settings import Settings, frozen, plain
@@ -163,6 +163,9 @@ class Module(Model):
                 "do not look at the values of tensors. Hint: torch.where in place of `if`, or a model that declares "
                 "its axes (rayfl/PLUGINS.md)"
             ) from error
+        if self.takes == "ids":
+            with torch.device("meta"):
+                check_positions(self.whole(), self.length, f"{where}.options")
         outputs = (self.classes,) if self.task == "classes" else (self.length, self.classes)
         if plan.outputs != outputs:
             raise ConfigError(

@@ -41,6 +41,19 @@ def _configured(cls: Any, options: Mapping[str, Any]) -> nn.Module:
     return module
 
 
+def check_positions(module: nn.Module, length: int, where: str) -> None:
+    """Raise ConfigError if position embeddings that start after the padding token, as RoBERTa's, are fewer than the
+    positions of a sequence. On torch's meta device such a network runs."""
+    for path, part in module.named_modules():
+        pad = part.padding_idx if isinstance(part, nn.Embedding) and "position" in path else None
+        if pad is not None and part.num_embeddings <= pad + length:  # pyright: ignore[reportOperatorIssue]
+            raise ConfigError(
+                f"{where}: {path} has {part.num_embeddings} positions, of which the first {pad + 1} are not used. "
+                f"Allowed: at least {pad + length + 1}, for sequences of {length} tokens and the padding token {pad}. "
+                "Hint: a tokenizer with a small padding token (data.tokenizer), or max_position_embeddings"
+            )
+
+
 def adapt(module: nn.Module, pad: int | None, classes: int | None) -> nn.Module:
     """Let a network take tokens x [B, T], -1 for padding, and return logits, in place. Networks whose `forward` has
     `input_ids` are called as those of transformers. `pad`: token in place of padding; None for other samples.
