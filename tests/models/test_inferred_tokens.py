@@ -1,6 +1,7 @@
 """Networks for tokens without declarations: axes by hand, and against the whole network with zeros elsewhere."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from test_inferred import parts
 from torch import nn
 
 from rayfl.config import ConfigError
-from rayfl.core.net import Net, check_axes
+from rayfl.core.net import Net, check_axes, load
 from rayfl.models.inferred.module import Module
 from rayfl.testing.tiny import run, simulate, tiny
 
@@ -172,3 +173,18 @@ def test_tables_and_series(shape, tmp_path):
     assert experiment.model.takes == ("variables" if len(shape) == 1 else "series")
     [line] = run(simulate(experiment, tmp_path))
     assert line["refused"] == 0 and Net(experiment.model).layout.axes["hidden"].size == 12
+
+
+def test_a_whole_network_of_transformers_is_written_for_from_pretrained(tmp_path):
+    from transformers import LlamaForCausalLM
+
+    model = of_transformers("LlamaForCausalLM", intermediate_size=12, num_key_value_heads=2)
+    net, x = Net(model), torch.arange(16).view(2, 8)
+    params = net.initial()
+    for one in (net, replace(net, width=0.5)):
+        model.write(one, params, "last", (), tmp_path / str(one.width))
+    module = net.build().eval()
+    load(module, params)
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path / "1.0" / "transformers")
+    assert torch.equal(module(x), theirs(x).logits)
+    assert not (tmp_path / "0.5").exists()

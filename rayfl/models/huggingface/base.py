@@ -10,7 +10,6 @@ heads`, the first ceil(width H) of H heads are kept. Heads and perceptrons ("ffn
 """
 
 import re
-import shutil
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from torch import nn
 from rayfl.config import ConfigError, nearest, shown
 from rayfl.core.axes import CLASSES, Axis, Dims, declare
 from rayfl.core.net import Answer, Net, load
-from rayfl.core.permissions import as_new
 from rayfl.core.tensors import Params
 from rayfl.models import settings
 from rayfl.models.base import TokenModel
@@ -328,13 +326,7 @@ class HuggingFace(TokenModel, ABC):
         """Write a folder "transformers" for `from_pretrained`, with all files of the tokenizer; nothing for a network
         that averages several heads."""
         if net.exits < 2 or answer == "last":
-            module = self.exported(net, params)
-            with folder.quiet():
-                module.save_pretrained(to / "transformers")
-            for file in (to / "transformers").glob("*.safetensors"):
-                as_new(file)
-            for file in files:
-                (shutil.copytree if file.is_dir() else shutil.copy)(file, to / "transformers" / file.name)
+            folder.save(self.exported(net, params), files, to / "transformers")
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
         """Return transformers' module with these parameters: blocks renumbered, step sizes merged into layers."""

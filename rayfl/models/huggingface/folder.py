@@ -2,11 +2,13 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
+from rayfl.core.permissions import as_new
 from rayfl.core.tensors import Params
 from rayfl.models.settings import frozen, plain
 
@@ -109,6 +111,16 @@ def _check_trunk(module: "PreTrainedModel", lacking: set[str], found: Mapping[st
             f"({wrong[0]} is {given.get(wrong[0], 'missing')} and should be {wanted}), and {len(others)} are "
             f"unknown{f', such as {others[0]}' if others else ''}. Allowed: the weights of that configuration"
         )
+
+
+def save(module: Any, files: Sequence[Path], to: Path) -> None:
+    """Write a module of transformers for `from_pretrained` into a new folder, with the files of its tokenizer."""
+    with quiet():
+        module.save_pretrained(to)
+    for file in to.glob("*.safetensors"):
+        as_new(file)
+    for file in files:
+        (shutil.copytree if file.is_dir() else shutil.copy)(file, to / file.name)
 
 
 @contextlib.contextmanager

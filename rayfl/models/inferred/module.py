@@ -6,7 +6,8 @@ import hashlib
 import inspect
 import itertools
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -16,9 +17,10 @@ from torch import nn
 from rayfl.config import ConfigError, imported, shown, with_options
 from rayfl.core import values
 from rayfl.core.axes import CLASSES, segments
-from rayfl.core.net import Net
+from rayfl.core.net import Answer, Net, load
 from rayfl.core.tensors import Params
 from rayfl.models.base import SAMPLES, Model
+from rayfl.models.huggingface import folder
 from rayfl.models.inferred.blocks import add_steps
 from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, unused
 from rayfl.models.inferred.norms import Kind, replace_norms, without_statistics
@@ -301,6 +303,14 @@ class Module(Model):
             end_at(module, net.exits)
             remove(module, _unused(self, net.exits))
         return module
+
+    def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
+        """Write a folder "transformers" of a whole network of this library. A configuration has no narrow one."""
+        if net == Net(self):
+            module = self._made(self.constructor())
+            if hasattr(module, "save_pretrained"):
+                load(module, params)
+                folder.save(module, files, to / "transformers")
 
 
 @functools.lru_cache(maxsize=64)
