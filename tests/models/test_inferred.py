@@ -250,6 +250,29 @@ def test_exported_networks_answer_alike():
             torch.testing.assert_close(given, expected)
 
 
+def test_blocks_and_exits_of_transformers():
+    """BERT adds inside of two modules of a layer, each to another input."""
+    options = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    layers = ("bert.encoder.layer.0", "bert.encoder.layer.1")
+    given = {"of": "transformers:BertForSequenceClassification", "options": options, "exits": layers[:1]}
+    model = Module(**given, ids=20, length=6, pad=20, classes=4)
+    assert model.blocks == (layers,)
+    x = torch.zeros(3, 6, dtype=torch.int64)
+    for net in (Net(model, exits=1), Net(model, 0.5, exits=2, steps=True, without=layers[1:])):
+        assert [tuple(y.shape) for y in net.build()(x)] == [(3, 4)] * net.exits
+    assert not [name for name in Net(model, exits=1).layout.shapes if name.startswith((layers[1], "classifier"))]
+
+
+def test_grey_images_for_a_network_of_three_channels():
+    model = module(BRANCHES, options={"channels": 3}, channels=3)
+    whole, x = Net(model).build().eval(), torch.randn(2, 1, 8, 8)
+    plain = Branches(channels=3).eval()
+    plain.load_state_dict(whole.state_dict(), strict=False)
+    plain.norm, plain.inner[1] = whole.norm, whole.inner[1]
+    assert torch.equal(whole(x), plain(x.repeat(1, 3, 1, 1)))
+    assert Net(model, 0.5).build()(x).shape == (2, 4)
+
+
 def test_named_modules_are_never_cut():
     net = Net(module(BRANCHES, fixed=("branch",)))
     assert net.layout.axes.keys() == {"inner.0"}
@@ -407,6 +430,7 @@ def test_methods_leave_blocks_out(method, tmp_path):
         ({"of": BRANCHES, "options": {"num_classes": 3}}, "returns outputs of shape [3] per sample. Allowed: [4]"),
         ({"of": "test_inferred:Looks"}, "do not look at the values of tensors"),
         ({"of": BRANCHES, "options": {"channels": 3}}, "stem does not run on the meta device"),
+        ({"of": BRANCHES, "options": {"channels": 3}}, "Hint: channels: 3 repeats the channel of these images. Or"),
         ({"of": "test_inferred:Auxiliary"}, "in training it returns tensors of shape [[2, 4], [2, 4]], in evaluation"),
         (
             {"of": "collections:OrderedDict"},

@@ -75,9 +75,7 @@ class Calls(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         tensors = [t for t in args[:2] if isinstance(t, torch.Tensor)]
         if func.overloadpacket in ADDITIONS and len(tensors) == 2 and tensors[0].shape == tensors[1].shape:
-            # of modules with the same input, the innermost
-            takers = (path for path in reversed(self.stack) if any(t is self.given.get(path) for t in tensors))
-            self.adding.update(list(takers)[:1])
+            self.adding.update(path for path in self.stack if any(t is self.given.get(path) for t in tensors))
         return out
 
     def fix(self, trace: Trace) -> None:
@@ -85,7 +83,7 @@ class Calls(TorchDispatchMode):
         self.trace, self.labels = trace, trace.components()
 
     def found(self) -> list[str]:
-        """Return the paths of the residual blocks, in their order."""
+        """Return the paths of the residual blocks, in their order; of modules inside each other the innermost."""
         shared = _shared(self.module)
         paths = [
             path

@@ -62,7 +62,7 @@ class _Ended(Exception):
     pass
 
 
-def _answers(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _answers(module: nn.Module, x: torch.Tensor | None = None, **given: Any) -> tuple[torch.Tensor, ...]:
     """Return the logits of all exits that the network has and, unless it ends there, of its head."""
     paths: Any = module.exit_paths
     present = [number for number in range(1, len(paths) + 1) if hasattr(module, f"exit{number}")]
@@ -83,7 +83,7 @@ def _answers(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     for number in present:
         handles.append(module.get_submodule(paths[number - 1]).register_forward_hook(hook(number)))
     try:
-        answers.append(type(module).forward(module, x))
+        answers.append(type(module).forward(module, *([] if x is None else [x]), **given))
     except _Ended:
         while len(running) > depth:
             running.popitem()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from rayfl.config import ConfigError, imported, shown, with_options
@@ -67,6 +67,9 @@ class Module(Model):
     axes: Settings = ()
     """Path of a module -> name of the axis of its output's channels, e.g. {"features.3": stage1}. Channels of one name
     are cut together. Operations inside these modules are trusted to work on narrow inputs."""
+    channels: int | None = Field(default=None, ge=1)
+    """Channels of the images that the network takes, if they are not those of the data: 3 repeats images of one
+    channel. Default: those of the data."""
     skippable: tuple[str, ...] | None = None
     """Paths of the blocks that methods such as NeFL leave out: modules whose output has the shape and axes of their
     input. Default: all modules that add their input to a result of it."""
@@ -145,6 +148,10 @@ class Module(Model):
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
         fitted = super().fitted(data, offers, where)
+        if fitted.channels and fitted.input and fitted.input[0] not in (1, fitted.channels):
+            raise ConfigError(
+                f"{where}.channels: {fitted.channels} is not valid. Allowed: {fitted.input[0]}, as data set {data} has"
+            )
         if fitted.takes == "ids" and fitted.pad is None and fitted.task != "next_token":
             # a token of the data would not be trained as padding
             fitted = fitted.model_copy(update={"pad": fitted.ids})
@@ -154,16 +161,20 @@ class Module(Model):
     def _check(self, where: str) -> None:
         """Raise ConfigError if the network cannot be made, run or cut."""
         self.constructor(where)
+        if self.exits and self.task != "classes":
+            raise ConfigError(f"{where}.exits: not supported with task {self.task}. Allowed: []")
         try:
             plan = _plan(self)
         except Misnamed as error:
             raise ConfigError(f"{where}.{error.field}: {error}") from None
         except Untraceable as error:
             shape = list(self.example(1, "meta").shape[1:])
+            hint = "torch.where in place of `if`, or a model that declares its axes (rayfl/PLUGINS.md)"
+            if self.input and self.input[0] == 1 and self.channels is None:
+                hint = f"channels: 3 repeats the channel of these images. Or {hint}"
             raise ConfigError(
                 f"{where}: {self.of} is not valid: {error}. Allowed: networks that run on samples of shape {shape} and "
-                "do not look at the values of tensors. Hint: torch.where in place of `if`, or a model that declares "
-                "its axes (rayfl/PLUGINS.md)"
+                f"do not look at the values of tensors. Hint: {hint}"
             ) from error
         if self.takes == "ids":
             with torch.device("meta"):
@@ -229,7 +240,10 @@ class Module(Model):
         """Return the whole network, on the default device."""
         pad = (self.rows - 1 if self.pad is None else self.pad) if self.takes == "ids" else None
         module = adapt(self._made(self.constructor()), pad, None if self.task == "classes" else self.classes)
-        return replace_norms(module, self.norm)
+        module = replace_norms(module, self.norm)
+        if self.input and self.channels:
+            module.register_forward_pre_hook(functools.partial(_repeated, self.channels))
+        return module
 
     def _made(self, make: Callable[[], Any]) -> nn.Module:
         try:
@@ -339,6 +353,11 @@ def _unused(model: Module, exits: int) -> tuple[str, ...]:
         module = model.with_exits().eval()
         end_at(module, exits)
         return unused(module, model.example(2, "meta"))
+
+
+def _repeated(channels: int, module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+    """Repeat the channel of images [B, 1, H, W]."""
+    return (given[0].expand(-1, channels, -1, -1),)
 
 
 def _scale(module: nn.Module, scale: float) -> None:

@@ -82,7 +82,8 @@ def _filled(pad: int, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, d
 
 
 def _logits(module: nn.Module, args: Any, output: Any) -> Any:
-    return output.logits
+    # a tuple has the logits of early exits
+    return tuple(getattr(one, "logits", one) for one in output) if type(output) is tuple else output.logits
 
 
 def _first(classes: int, module: nn.Module, args: Any, output: Any) -> Any:
