@@ -23,9 +23,10 @@ from rayfl.models.base import SAMPLES, Model
 from rayfl.models.huggingface import folder
 from rayfl.models.inferred.blocks import add_steps
 from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, unused
+from rayfl.models.inferred.narrow import Plan, narrowed
 from rayfl.models.inferred.norms import Kind, replace_norms, without_statistics
 from rayfl.models.inferred.notes import notes_on, uncounted
-from rayfl.models.inferred.plan import Plan, narrowed, plan_of
+from rayfl.models.inferred.plan import plan_of
 from rayfl.models.inferred.tokens import VOCABULARY, adapt, by_configuration, check_positions
 from rayfl.models.inferred.trace import Misnamed, Untraceable
 from rayfl.models.layers import Scaler, check_without

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rayfl.core.axes import segments
-from rayfl.models.inferred.plan import Plan
+from rayfl.models.inferred.narrow import Plan
 
 SHOWN = 12
 """Axes, and modules in a note, before "and n more"."""

@@ -1,46 +1,21 @@
-"""Axes of any network, and the narrow copies of it."""
+"""Axes of any network."""
 
 import copy
-import functools
-import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from rayfl.core.axes import CLASSES, Axis, Concat, Dims, declare, segments
+from rayfl.core.axes import CLASSES, Axis, Concat, Dims, segments
+from rayfl.models.inferred.attributes import below, fitted
 from rayfl.models.inferred.blocks import Calls, leave_out, modules_named
+from rayfl.models.inferred.narrow import Plan
 from rayfl.models.inferred.rules import flat
 from rayfl.models.inferred.trace import Trace, Untraceable, check_runs, traced
-
-RAN = 10**9
-"""Number of operations of a probe that ran to its end."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The axes of a whole network, and the attributes of its modules that follow their sizes."""
-
-    dims: Mapping[str, Dims]
-    """Parameter -> its axes at full width."""
-    attributes: Mapping[tuple[str, str], Mapping[str, int]]
-    """(path of a module, name of a whole number) -> axis -> how often the number contains its size."""
-    outputs: tuple[int, ...]
-    """Shape of the (last) output of one sample."""
-    fixed: tuple[str, ...]
-    """Reasons for dimensions that are not cut, each with the path of a module."""
-    blocks: tuple[tuple[str, ...], ...] = ()
-    """Paths of the residual blocks that can be left out, by stage."""
-
-    @functools.cached_property
-    def axes(self) -> dict[str, Axis]:
-        """Axes that can be cut, by name."""
-        found = (axis for dims in self.dims.values() for dim in dims for _, axis in segments(dim))
-        return {axis.name: axis for axis in found if not axis.is_fixed}
 
 
 def plan_of(
@@ -69,7 +44,7 @@ def plan_of(
         _keep(trace, path, "named in `fixed`")
     while True:
         plan = _planned(trace, classed, tuple(logits.shape[1:]))
-        attributes, failed = _fitted(module, plan, x)
+        attributes, failed = fitted(module, plan, x)
         if failed is None:
             calls.fix(trace)
             paths = calls.found() if blocks is None else calls.named(blocks)
@@ -126,7 +101,7 @@ def _tie(trace: Trace, plan: Plan, path: str) -> bool:
     """Cut the dimensions of a module that have one length together: it may have one number for all of them. First
     channels inside of heads, then all that is cut by heads, then the rest. False if they already are."""
     labels = trace.components()
-    own = [(name, d, dim) for name, dims in plan.dims.items() for d, dim in enumerate(dims) if _below(name, path)]
+    own = [(name, d, dim) for name, dims in plan.dims.items() for d, dim in enumerate(dims) if below(name, path)]
     cut = [(trace.dims[name][d], dim) for name, d, dim in own if dim is not None and not dim.is_fixed]
     heads = [
         ((axis.size, axis.copies), numbers[start : start + axis.size * axis.copies])
@@ -149,10 +124,6 @@ def _tie(trace: Trace, plan: Plan, path: str) -> bool:
         if changed:
             return True
     return False
-
-
-def _below(name: str, path: str) -> bool:
-    return not path or name.startswith(f"{path}.")
 
 
 # axes
@@ -278,202 +249,3 @@ def _axis(name: str, size: int, positions: np.ndarray) -> Axis:
     if not np.array_equal(expected, positions):
         raise Untraceable(f"the positions of axis {name} have an order that no axis has. Hint: fixed: [{name}]")
     return Axis(name, size, groups, copies)
-
-
-# narrow networks
-
-
-def narrowed(module: nn.Module, plan: Plan, sizes: Mapping[str, int], without: Collection[str] = ()) -> nn.Module:
-    """Cut a network in place to the first positions of its axes, leave blocks out, and declare the axes."""
-    leave_out(module, without)
-    dims = {name: tuple(_resized(dim, sizes) for dim in some) for name, some in plan.dims.items()}
-    done: dict[int, nn.Parameter] = {}
-    for path, part in module.named_modules():
-        prefix = f"{path}." if path else ""
-        cut = False
-        for name, t in list(part.named_parameters(recurse=False)):
-            full = plan.dims.get(f"{prefix}{name}")
-            if full is None:
-                # a tied parameter has its first name
-                if id(t) in done:
-                    part.register_parameter(name, done[id(t)])
-                    cut = True
-                continue
-            new = _first(t, full, sizes)
-            if new.shape != t.shape:
-                cut = True
-                part.register_parameter(name, nn.Parameter(new.contiguous(), t.requires_grad))
-            done[id(t)] = part._parameters[name]  # pyright: ignore[reportArgumentType]
-        if cut:
-            _adjust(part)
-        names = [name for name, _ in part.named_parameters(recurse=False)]
-        if names:
-            declare(part, **{name: dims[f"{prefix}{name}"] for name in names if f"{prefix}{name}" in dims})
-    present = dict(module.named_modules())
-    for (path, name), terms in plan.attributes.items():
-        if path in present:
-            setattr(present[path], name, sum(sizes[axis] * count for axis, count in terms.items()))
-    return module
-
-
-def _resized(dim: Axis | Concat | None, sizes: Mapping[str, int]) -> Axis | Concat | None:
-    if isinstance(dim, Concat):
-        return Concat(tuple(replace(axis, size=sizes.get(axis.name, axis.size)) for axis in dim.parts))
-    return dim if dim is None else replace(dim, size=sizes.get(dim.name, dim.size))
-
-
-def _first(t: torch.Tensor, dims: Dims, sizes: Mapping[str, int]) -> torch.Tensor:
-    """Return the first positions of a tensor along its axes."""
-    if t.is_meta:
-        kept = [_resized(dim, sizes) for dim in dims]
-        return t.new_empty([dim.length if dim else size for dim, size in zip(kept, t.shape, strict=True)])
-    t = t.detach()
-    for d, dim in enumerate(dims):
-        kept = []
-        for start, axis in segments(dim):
-            size = sizes.get(axis.name, axis.size) if not axis.is_fixed else axis.size
-            inside = torch.arange(axis.length).view(axis.groups, axis.size, axis.copies)[:, :size]
-            kept.append(start + inside.flatten())
-        if kept and sum(map(len, kept)) < t.shape[d]:
-            t = t.index_select(d, torch.cat(kept).to(t.device))
-    return t
-
-
-def _adjust(part: nn.Module) -> None:
-    """Set the sizes that a layer of torch keeps beside its parameters."""
-    weight = getattr(part, "weight", None)
-    if isinstance(part, nn.modules.conv._ConvNd):
-        assert isinstance(weight, torch.Tensor)
-        rows, columns = weight.shape[:2]
-        if part.groups > 1 and columns == 1 and part.groups == part.in_channels:
-            part.groups = rows // (part.out_channels // part.in_channels)
-        inner, outer = (columns * part.groups, rows) if not part.transposed else (rows, columns * part.groups)
-        part.in_channels, part.out_channels = inner, outer
-    elif isinstance(part, nn.Linear):
-        part.out_features, part.in_features = part.weight.shape
-    elif isinstance(part, nn.Embedding):
-        part.num_embeddings, part.embedding_dim = part.weight.shape
-    elif isinstance(part, nn.GroupNorm):
-        part.num_groups = len(part.weight) if part.num_groups == part.num_channels else part.num_groups
-        part.num_channels = len(part.weight)
-    elif isinstance(part, nn.LayerNorm | nn.RMSNorm):
-        part.normalized_shape = tuple(part.weight.shape)
-    elif isinstance(part, nn.modules.batchnorm._NormBase) and part.weight is not None:
-        part.num_features = len(part.weight)
-    elif isinstance(part, nn.MultiheadAttention):
-        part.embed_dim = part.kdim = part.vdim = part.in_proj_weight.shape[1]
-        part.head_dim = part.embed_dim // part.num_heads
-
-
-def _fitted(module: nn.Module, plan: Plan, x: torch.Tensor) -> tuple[dict[Any, Any], tuple[str, str] | None]:
-    """Return the attributes to set so that the network runs when it is cut, and (path, reason) if it does not.
-
-    Modules keep sizes beside their parameters (`self.heads`). One that fails gets those numbers, one after another, of
-    its own or of the modules around it that are the length of a dimension, if more operations run with them; modules of
-    its class get the same.
-    """
-    probes = [_distinct(plan.axes, step) for step in (1, -1)]
-
-    def tried(attributes: Mapping[Any, Any]) -> tuple[Untraceable | None, list[int]]:
-        """Return the first error, and the number of operations that each probe did."""
-        first, done = None, list[int]()
-        for sizes in probes:
-            try:
-                check_runs(narrowed(copy.deepcopy(module), replace(plan, attributes=attributes), sizes), x)
-                done.append(RAN)
-            except Untraceable as error:
-                first = first or error
-                done.append(error.done)
-        return first, done
-
-    def better(path: str) -> dict[Any, Any] | None:
-        """Return numbers of the module that failed, or of those around it, with which the probes come further."""
-        for place in _upwards(path):
-            best, furthest = None, sum(done)
-            for some in _numbers(module, plan, place, attributes):
-                _, found = tried(attributes | some)
-                if sum(found) > furthest:
-                    best, furthest = attributes | some, sum(found)
-                if all(now > before or now == RAN for now, before in zip(found, done, strict=True)):
-                    break
-            if best is not None:
-                return best
-        return None
-
-    attributes: dict[Any, Any] = {}
-    error, done = tried(attributes)
-    while error is not None:
-        more = better(error.path)
-        if more is None:
-            return {}, (error.path, error.reason)
-        attributes = more
-        error, done = tried(attributes)
-    return attributes, None
-
-
-def _distinct(axes: Mapping[str, Axis], step: int) -> dict[str, int]:
-    """Return a size of each axis, between a third and the whole, which differs between neighbours of equal length."""
-    found, seen = dict[str, int](), Counter[int]()
-    for name, axis in axes.items():
-        choices = range(math.ceil(axis.size / 3), axis.size)[::step]
-        found[name] = choices[seen[axis.size] % len(choices)]
-        seen[axis.size] += 1
-    return found
-
-
-def _upwards(path: str) -> Iterator[str]:
-    """Yield a path and those of the modules around it."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
-    yield ""
-
-
-def _numbers(module: nn.Module, plan: Plan, path: str, known: Collection[Any]) -> Iterator[dict[Any, Any]]:
-    """Yield the numbers of a module, with those of all modules of its class, that are a size or a length of their
-    parameters."""
-    part = module.get_submodule(path)
-    if not _own_numbers(part):
-        return
-    alike = {p: _lengths(plan, p) for p, other in module.named_modules() if type(other) is type(part)}
-    lengths = alike[path]
-    for name, value in _own_numbers(part):
-        seen: list[dict[str, int]] = []
-        for how, terms in lengths.items():
-            if _value(plan, terms) == value and (path, name) not in known and terms not in seen:
-                seen.append(terms)
-                yield {
-                    (p, name): others[how]
-                    for p, others in alike.items()
-                    if how in others
-                    and (p, name) not in known
-                    and (name, _value(plan, others[how])) in _own_numbers(module.get_submodule(p))
-                }
-
-
-def _own_numbers(part: nn.Module) -> list[tuple[str, int]]:
-    if type(part).__module__.startswith("torch.nn."):
-        return []
-    return [(name, value) for name, value in vars(part).items() if type(value) is int]
-
-
-def _value(plan: Plan, terms: Mapping[str, int]) -> int:
-    return sum(plan.axes[name].size * count for name, count in terms.items())
-
-
-def _lengths(plan: Plan, path: str) -> dict[tuple[str, int, str], dict[str, int]]:
-    """Return (parameter, dimension, what of it) -> axis -> how often it is in that length, for a module's
-    parameters."""
-    found: dict[tuple[str, int, str], dict[str, int]] = {}
-    for name, dims in plan.dims.items():
-        for d, dim in enumerate(dims) if _below(name, path) else ():
-            inside = name.removeprefix(f"{path}.")
-            whole: Counter[str] = Counter()
-            for i, (_, axis) in enumerate(segments(dim)):
-                whole[axis.name] += axis.groups * axis.copies
-                if not axis.is_fixed:
-                    each = {"size": 1, "groups": axis.groups, "copies": axis.copies}
-                    found |= {(inside, d, f"{what} {i}"): {axis.name: count} for what, count in each.items()}
-            if dim is not None and not any(axis.is_fixed for _, axis in segments(dim)):
-                found[inside, d, "all"] = dict(whole)
-    return found
