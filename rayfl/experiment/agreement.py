@@ -108,8 +108,7 @@ def _check_cut(experiment: "Experiment", method: Method) -> None:
     raise ValueError(
         f"model: {experiment.model.name} has nothing to cut, so the networks of capacities "
         f"{', '.join(map(label, nets))} are equal. Allowed with method {method.name}: a model whose layers have axes "
-        'to cut, or clients.capacities: [1]. Hint: net.axis("hidden", 64) and rayfl.declare(layer, weight=(hidden, '
-        "None)) in `build`"
+        f"to cut, or clients.capacities: [1]. Hint: {experiment.model.advice}"
     )
 
 

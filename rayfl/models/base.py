@@ -145,6 +145,11 @@ class Model(Named, ABC):
         """Return further properties of a network, by name: columns of `rayfl describe`."""
         return {}
 
+    @property
+    def advice(self) -> str:
+        """Hint for a network without an axis to cut."""
+        return 'net.axis("hidden", 64) and rayfl.declare(layer, weight=(hidden, None)) in `build`'
+
     def notes(self) -> list[str]:
         """Return notes on the network for `rayfl describe`."""
         return []

@@ -15,6 +15,7 @@ from rayfl.core import values
 from rayfl.core.axes import Concat, segments
 from rayfl.core.net import Net, check_axes
 from rayfl.core.submodel import prefix
+from rayfl.engine.inputs import inputs_of
 from rayfl.engine.plugins import packed
 from rayfl.models.inferred.module import Module, _plan
 from rayfl.models.inferred.norms import replace_norms
@@ -444,6 +445,16 @@ def test_networks_that_do_not_fit(given, message):
     assert message in str(error.value)
 
 
+def test_a_network_without_axes_is_refused_by_methods_that_cut():
+    with pytest.raises(ConfigError) as error:
+        tiny(model={"name": "module", "of": "test_inferred:Whole"}, method="heterofl")
+    assert str(error.value).endswith(
+        "Allowed with method heterofl: a model whose layers have axes to cut, or clients.capacities: [1]. Hint: "
+        "model.axes declares what is not cut: head: addmm, the network: output"
+    )
+    tiny(model={"name": "module", "of": "test_inferred:Whole"}, method="fedavg")
+
+
 def test_a_class_of_an_importable_module_is_its_name():
     assert Module(nn.Linear).of == "torch.nn.modules.linear:Linear"
     assert Module(nn.Linear, bias=False) == Module(of=nn.Linear, options={"bias": False})
@@ -474,6 +485,13 @@ def test_what_has_no_import_path_is_sent_by_value(tmp_path, monkeypatch):
     _plan.cache_clear()
     assert [Net(model, 0.5).build().stem.out_channels for model in models] == [4, 4, 4]
     assert [Net(model, 0.5).layout.shapes for model in models] == shapes
+
+
+def test_the_code_of_a_network_is_an_input_of_the_run():
+    experiment = tiny(model={"name": "module", "of": DEEP})
+    assert "code test_inferred" in inputs_of([experiment], experiment.data.arrays())
+    ours = tiny(model={"name": "module", "of": BRANCHES})
+    assert not [name for name in inputs_of([ours], ours.data.arrays()) if name.startswith("code")]
 
 
 def test_a_network_is_its_own_start():

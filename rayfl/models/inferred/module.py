@@ -25,7 +25,7 @@ from rayfl.models.inferred.blocks import add_steps
 from rayfl.models.inferred.exits import add_exits, end_at, features_at, remove, unused
 from rayfl.models.inferred.narrow import Plan, narrowed
 from rayfl.models.inferred.norms import Kind, replace_norms, without_statistics
-from rayfl.models.inferred.notes import notes_on, uncounted
+from rayfl.models.inferred.notes import listed, notes_on, uncounted
 from rayfl.models.inferred.plan import plan_of
 from rayfl.models.inferred.tokens import VOCABULARY, adapt, by_configuration, check_positions
 from rayfl.models.inferred.trace import Misnamed, Untraceable
@@ -292,6 +292,10 @@ class Module(Model):
         if self.exits:
             add_exits(module, _features(self), self.classes)
         return module
+
+    @property
+    def advice(self) -> str:
+        return f"model.axes declares what is not cut: {listed(_plan(self).fixed)}"
 
     def notes(self) -> list[str]:
         net = Net(self)
