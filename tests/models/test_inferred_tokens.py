@@ -188,3 +188,12 @@ def test_a_whole_network_of_transformers_is_written_for_from_pretrained(tmp_path
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "1.0" / "transformers")
     assert torch.equal(module(x), theirs(x).logits)
     assert not (tmp_path / "0.5").exists()
+
+
+def test_a_narrow_decoder_is_exported_for_any_number_and_length_of_sequences():
+    module = Net(of_transformers("LlamaForCausalLM", intermediate_size=12, num_key_value_heads=2), 0.5).build().eval()
+    x = torch.arange(24).view(3, 8) % 20
+    x[0, 5:] = -1
+    any_size = torch.export.Dim.DYNAMIC
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: any_size, 1: any_size},))
+    torch.testing.assert_close(program.module()(x[:2, :6]), module(x[:2, :6]))
