@@ -45,7 +45,7 @@ TOKENS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "RobertaForSequenceClassification": ("classes", SIZES),
     "DistilBertForSequenceClassification": (
         "classes",
-        {"dim": 32, "n_heads": 4, "n_layers": 2, "max_position_embeddings": 80},
+        {"dim": 32, "n_heads": 4, "n_layers": 2, "hidden_dim": 48, "max_position_embeddings": 80},
     ),
     "ElectraForSequenceClassification": ("classes", {**SIZES, "embedding_size": 16}),
     "ModernBertForSequenceClassification": ("classes", SIZES),

@@ -1,9 +1,10 @@
 """Sizes that modules keep beside their parameters, found by running narrow networks."""
 
 import copy
+import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,19 +40,24 @@ def fitted(module: nn.Module, plan: Plan, x: torch.Tensor) -> tuple[dict[Any, An
                 done.append(error.done)
         return first, done
 
+    def best(given: Iterable[dict[Any, Any]]) -> dict[Any, Any] | None:
+        """Return the numbers with which the probes come further than without; the first with which all do."""
+        chosen, furthest = None, sum(done)
+        for some in given:
+            _, found = tried(attributes | some)
+            if sum(found) > furthest:
+                chosen, furthest = attributes | some, sum(found)
+            if all(now > before or now == RAN for now, before in zip(found, done, strict=True)):
+                break
+        return chosen
+
     def better(path: str) -> dict[Any, Any] | None:
-        """Return numbers of the module that failed, or of those around it, with which the probes come further."""
-        for place in _upwards(path):
-            best, furthest = None, sum(done)
-            for some in _numbers(module, plan, place, attributes):
-                _, found = tried(attributes | some)
-                if sum(found) > furthest:
-                    best, furthest = attributes | some, sum(found)
-                if all(now > before or now == RAN for now, before in zip(found, done, strict=True)):
-                    break
-            if best is not None:
-                return best
-        return None
+        """Return such numbers of the module that failed, or of those around it."""
+        own = list(_numbers(module, plan, path, attributes))
+        # a number can be right and the next one fail at the same operation
+        pairs = (a | b for a, b in itertools.combinations(own, 2) if not a.keys() & b.keys())
+        around = (_numbers(module, plan, place, attributes) for place in itertools.islice(_upwards(path), 1, None))
+        return next((found for some in (own, pairs, *around) if (found := best(some)) is not None), None)
 
     attributes: dict[Any, Any] = {}
     error, done = tried(attributes)
