@@ -38,25 +38,22 @@ METHODS: Mapping[str, Any] = {
     "NeFL-D": {"name": "nefl", "variant": "D"},
 }
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 80}
-SIZES |= {"intermediate_size": 48}
-SHARED = {**SIZES, "num_key_value_heads": 2}
+WIDE = {**SIZES, "intermediate_size": 48}
+SHARED = {**WIDE, "num_key_value_heads": 2}
 TOKENS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "BertForSequenceClassification": ("classes", SIZES),
-    "RobertaForSequenceClassification": ("classes", SIZES),
+    "BertForSequenceClassification": ("classes", WIDE),
+    "RobertaForSequenceClassification": ("classes", WIDE),
     "DistilBertForSequenceClassification": (
         "classes",
         {"dim": 32, "n_heads": 4, "n_layers": 2, "hidden_dim": 48, "max_position_embeddings": 80},
     ),
-    "ElectraForSequenceClassification": ("classes", {**SIZES, "embedding_size": 16}),
-    "ModernBertForSequenceClassification": ("classes", SIZES),
-    "BertForMaskedLM": ("masked_lm", SIZES),
+    "ElectraForSequenceClassification": ("classes", {**WIDE, "embedding_size": 16}),
+    "ModernBertForSequenceClassification": ("classes", WIDE),
+    "BertForMaskedLM": ("masked_lm", WIDE),
     "GPT2LMHeadModel": ("next_token", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 80}),
-    "OPTForCausalLM": (
-        "next_token",
-        {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 48, "word_embed_proj_dim": 32},
-    ),
-    "GPTNeoXForCausalLM": ("next_token", SIZES),
-    "PhiForCausalLM": ("next_token", SIZES),
+    "OPTForCausalLM": ("next_token", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "GPTNeoXForCausalLM": ("next_token", WIDE),
+    "PhiForCausalLM": ("next_token", WIDE),
     "LlamaForCausalLM": ("next_token", SHARED),
     "MistralForCausalLM": ("next_token", SHARED),
     "Qwen2ForCausalLM": ("next_token", SHARED),
