@@ -16,7 +16,7 @@ def crew_of(group, bundles):
 
 def resized(pool, group, count):
     """The pool with so many actors."""
-    pool.deaths, pool.deadline = 0, 120.0
+    pool.deaths, pool.deadline = 0, 60.0
     while len(pool.slots) > count:
         ray.kill(pool.slots.pop().actor)
     bundles = range(len(pool.slots), count)
