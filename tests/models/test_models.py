@@ -23,7 +23,7 @@ from rayfl.models.layers import Scaler, Step, scaler
 from rayfl.testing.tiny import tiny
 
 OF_IMAGES = [name for name, cls in COMPLETE.items() if issubclass(cls, ImageModel)]
-WITH_NORM = [name for name, cls in MODELS.items() if "norm" in cls.model_fields]
+WITH_NORM = [name for name, cls in COMPLETE.items() if "norm" in cls.model_fields]
 RESNETS = [name for name in MODELS if "resnet" in name]
 POST_ACT = [name for name in RESNETS if "exits" in MODELS[name].model_fields]
 NO_TRANSFORMERS = [name for name in OF_IMAGES if not name.startswith("vit")]
