@@ -73,7 +73,10 @@ def _found(name: str) -> tuple[str, type[Named]]:
 
 
 def _entry(place: str, name: str, cls: type[Named]) -> Entry:
-    hidden = ("name", *FILLED.get(place, ()))
+    # what all classes of a kind have says nothing of this one
+    shared = {key: field.default for key, field in KINDS[place].base.model_fields.items()}
+    hidden = {key for key, field in cls.model_fields.items() if key in shared and field.default == shared[key]}
+    hidden |= {"name", *FILLED.get(place, ())}
     fields = {key: field for key, field in cls.model_fields.items() if key not in hidden and not field.exclude}
     options = [
         key if field.is_required() else f"{key}: {as_yaml(field.get_default(call_default_factory=True))}"
