@@ -85,6 +85,7 @@ def keeps_zeros(trace: Numbers, func: Any, name: str, args: Any, kwargs: Any, te
     try:
         found = [func(*at(value, args), **{k: at(value, v) for k, v in kwargs.items()}) for value in (0.7, 0.0, -1.3)]
     except (RuntimeError, NotImplementedError, TypeError):
+        # not computable for single values: its channels stay whole
         return False
     return not any(bool(t.any()) for t in flat(found))
 
