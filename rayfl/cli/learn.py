@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_origin
 
 import typer
 from rich.console import Group, RenderableType
+from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -65,10 +66,13 @@ def init(
 
 
 def explain(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Settings or sections: training.lr, method.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Settings, sections or names: training.lr, method, heterofl.")
+    ],
 ) -> None:
     """Explain settings: meaning, allowed values, default, the classes that have it and shipped files that set it. For a
-    section, list its settings; for a choice by name, the names."""
+    section, list its settings; for a choice by name, the names. For the name of a method, model or other choice, print
+    its card: equations, settings, requirements, the smallest file, shipped files."""
     from rayfl.reference.settings import SECTIONS, SWEEP, find
 
     for path in paths:
@@ -79,10 +83,24 @@ def explain(
             if path in SECTIONS:
                 print_table(_fields(SECTIONS[path]))
             continue
+        if cards := _cards(path):
+            print_table(Group(*map(Markdown, cards)))
+            continue
         print_table(_explained(find(path)))
         if files := _that_set(path):
             more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
             print_table(_indented(f"set in {', '.join(files[:MOST_FILES])}{more}", "dim"))
+
+
+def _cards(name: str) -> list[str]:
+    """Return the cards of a name, one per kind that has it. A setting of this name comes first: none then."""
+    from rayfl.experiment import Experiment
+    from rayfl.reference.card import card
+    from rayfl.reference.catalogue import KINDS
+
+    if name in Experiment.model_fields:
+        return []
+    return [card(place, name, _shipped()) for place, kind in KINDS.items() if name in kind.known()]
 
 
 def _explained(place: "Place") -> RenderableType:

@@ -16,6 +16,7 @@ from rayfl.cli.files import find_config
 from rayfl.config import Config, load_yaml
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.methods import METHODS
+from rayfl.reference.card import card
 from rayfl.reference.catalogue import FILLED, KINDS
 from rayfl.reference.schema import schema
 from rayfl.reference.settings import SECTIONS, SWEEP, documented, find, settings, worded
@@ -144,6 +145,31 @@ def test_explain_of_every_path():
 def test_explain_of_what_is_not_there(path, message):
     code, out = rayfl("explain", path)
     assert code == 1 and out.startswith(message)
+
+
+def test_explain_prints_the_card_of_a_name():
+    code, out = rayfl("explain", "fiarse", "digits", columns=200)
+    assert code == 0
+    for text in ("NeurIPS 2024", "biased_term", "Public data: none", "method: fiarse", "quickstart: rows fiarse"):
+        assert text in " ".join(out.split())
+    assert "data: digits" in out
+
+
+@pytest.mark.parametrize("place", KINDS)
+def test_every_name_has_a_card(place):
+    """The smallest file of a method is valid: `smallest` raises otherwise."""
+    for name, cls in KINDS[place].known().items():
+        text = card(place, name, {})
+        assert text.startswith(f"# {name}\n\n`{place}: {name}`. ")
+        assert [key for key in settings(cls) if f"| `{key}` |" not in text] == []
+
+
+def test_a_card_says_what_a_method_needs():
+    assert "- Public data: samples and labels.\n" in card("method", "fedmd", {})
+    assert "- Model: with early exits.\n" in card("method", "depthfl", {})
+    assert "weights: [0, 1]" in card("method", "fedgkt", {})
+    files = {"a": {"experiment": {"method": "fedmd"}, "rows": {"b": {"method": {"name": "fedmd"}}, "c": None}}}
+    assert "- `a`: rows b\n" in card("method", "fedmd", files)
 
 
 def test_every_setting_is_explained():

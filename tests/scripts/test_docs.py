@@ -1,0 +1,33 @@
+"""The documentation site: pages from README files. MkDocs itself runs in the workflow that publishes it."""
+
+import pytest
+
+
+@pytest.fixture
+def docs(script, monkeypatch, tmp_path):
+    build = script("docs.build")
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "PAGES", tmp_path / "site")
+    return build
+
+
+def test_a_list_or_table_gets_an_empty_line_before_it(docs):
+    assert docs.markdown("Text:\n- a\n  b\n- c\n") == "Text:\n\n- a\n  b\n- c\n"
+    assert docs.markdown("<!-- table: x -->\n| a |\n|---|\n<!-- end -->\nText") == "\n| a |\n|---|\n\nText"
+    assert docs.markdown("```sh\nx\n- a\n```\n1. a\n2. b\n") == "```sh\nx\n- a\n```\n1. a\n2. b\n"
+
+
+def test_a_page_keeps_its_place_and_brings_its_files(docs, tmp_path):
+    for name in ("a/README.md", "a/b.yaml", ".github/images/c.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("[b](b.yaml) ![c](../.github/images/c.png) [d](../README.md#e) [f](https://f)")
+    assert docs._copied("a/README.md") == "a/README.md"
+    page = (tmp_path / "site/a/README.md").read_text()
+    assert page == "[b](b.yaml) ![c](../about/images/c.png) [d](../README.md#e) [f](https://f)"
+    assert (tmp_path / "site/a/b.yaml").exists() and (tmp_path / "site/about/images/c.png").exists()
+
+
+def test_rows_of_studies_belong_to_methods(docs):
+    files = {path.stem: docs.load_yaml(path) for path in sorted(docs.HERE.parents[1].glob("tune_configs/*.yaml"))}
+    found = [line for _, name, line in docs._results(files) if name == "depthfl"]
+    assert any(line.startswith("- DepthFL, 12 channels, 85.65 % in ") for line in found)
