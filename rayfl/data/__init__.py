@@ -20,6 +20,7 @@ from rayfl.data.goal import Numbers as Numbers
 from rayfl.data.huggingface import HuggingFace
 from rayfl.data.images import ImageData as ImageData
 from rayfl.data.images import Images as Images
+from rayfl.data.instructions import Instructions
 from rayfl.data.memory import InMemory
 from rayfl.data.mnist import MNIST, FashionMNIST
 from rayfl.data.partition import NOBODY as NOBODY
@@ -58,6 +59,7 @@ DATASETS |= {
     "function": Function,
     "datasets": Datasets,
     "text": OwnText,
+    "instructions": Instructions,
     "table": Table,
     "huggingface": HuggingFace,
 }

@@ -61,7 +61,7 @@ def test_name_shape_and_classes_are_known_without_loading(name):
 
 
 def test_the_registry_has_all_data_sets():
-    texts = {"wikitext2", "shakespeare", "ag_news", "sst2", "synthetic_text", "text"}
+    texts = {"wikitext2", "shakespeare", "ag_news", "sst2", "synthetic_text", "text", "instructions"}
     tables = {"breast_cancer", "diabetes", "table", "huggingface"}
     assert {*DATASETS} == {*PUBLISHED, *texts, *tables, "arrays", "datasets", "folder", "function"}
     assert DATASETS_KIND.read("digits", "exp.yaml: data") == Digits()

@@ -67,7 +67,7 @@ class OwnText(LabelledText, LanguageText):
 
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
         found = self.tables()
-        classes = _classes(found[0]["label"]) if self.task == "classes" else []
+        classes = classes_of(found[0]["label"]) if self.task == "classes" else []
         users = {user: i for i, user in enumerate(dict.fromkeys(chain(*(of.get("user", ()) for of in found))))}
         users |= {"": UNKNOWN} if "" in users else {}
         texts = [self._texts(of, classes, users) for of in found]
@@ -101,20 +101,7 @@ class OwnText(LabelledText, LanguageText):
         return Texts(found["text"], found.get("text_pair"), y, user)
 
     def _held_out(self, texts: Texts) -> tuple[Texts, Texts]:
-        count = len(texts.texts)
-        if texts.users is not None:
-            user = np.unique(texts.users, return_inverse=True)[1]
-            totals = np.bincount(user)[user]
-            last = rank(user) >= totals - np.rint(totals * self.test_fraction)
-            kept, held_out = np.flatnonzero(~last), np.flatnonzero(last)
-        else:
-            y = np.zeros(count, np.int64) if texts.y is None else texts.y
-            kept, held_out = hold_out(y, self.test_fraction, numpy_generator(0, "hold_out", "test"))
-        if not len(kept) or not len(held_out):
-            raise ConfigError(
-                f"data.test_fraction: {self.test_fraction:g} of {count} texts gives {len(kept)} for training and "
-                f"{len(held_out)} for testing. Allowed: at least one for each, or a file data.test"
-            )
+        kept, held_out = held_out_rows(len(texts.texts), texts.y, texts.users, self.test_fraction)
         return _picked(texts, kept), _picked(texts, held_out)
 
     def encoder(self, train: Texts) -> Encoder:
@@ -154,7 +141,28 @@ class OwnText(LabelledText, LanguageText):
         return task.split(x, None, self.name, name), None if part.users is None else part.users[text]
 
 
-def _classes(labels: Sequence[str]) -> list[str]:
+def held_out_rows(
+    count: int, y: np.ndarray | None, users: np.ndarray | None, fraction: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the training set and of the test set, [n] each: of every user the last ones are for testing;
+    without users [count] random ones of every class y [count], with a fixed seed."""
+    if users is not None:
+        user = np.unique(users, return_inverse=True)[1]
+        totals = np.bincount(user)[user]
+        last = rank(user) >= totals - np.rint(totals * fraction)
+        kept, held_out = np.flatnonzero(~last), np.flatnonzero(last)
+    else:
+        y = np.zeros(count, np.int64) if y is None else y
+        kept, held_out = hold_out(y, fraction, numpy_generator(0, "hold_out", "test"))
+    if not len(kept) or not len(held_out):
+        raise ConfigError(
+            f"data.test_fraction: {fraction:g} of {count} texts gives {len(kept)} for training and {len(held_out)} for "
+            "testing. Allowed: at least one for each, or a file data.test"
+        )
+    return kept, held_out
+
+
+def classes_of(labels: Sequence[str]) -> list[str]:
     """Return the sorted names of the classes, numbers by value."""
     names = sorted(set(labels))
     if not all(name.isdecimal() and str(int(name)) == name for name in names):
