@@ -38,8 +38,8 @@ def float64():
 
     def default(dtype):
         torch.set_default_dtype(dtype)
-        net.cached_module.cache_clear()
-        net._operations.cache_clear()
+        for cached in (net.cached_module, net._blank, net._operations):
+            cached.cache_clear()
 
     default(torch.float64)
     yield

@@ -175,14 +175,20 @@ class Net:
         return _operations(self).totals[convention]
 
 
+@functools.lru_cache(maxsize=16)
+def _blank(net: Net) -> nn.Module:
+    """Return a blank network that the functions below share, and do not change."""
+    return net.blank()
+
+
 @functools.lru_cache(maxsize=512)
 def _layout(net: Net) -> Layout:
-    return layout_of(net.blank())
+    return layout_of(_blank(net))
 
 
 @functools.lru_cache(maxsize=512)
 def _full_layout(net: Net) -> Layout:
-    found, statistics = net.layout, norms.fresh(net.blank())
+    found, statistics = net.layout, norms.fresh(_blank(net))
     # a frozen base has whole norms, whose weights are no parameters
     dims = {name: found.dims.get(f"{name.rpartition('.')[0]}.weight", (None,)) for name in statistics}
     return Layout({**found.dims, **dims}, {**found.shapes, **{name: tuple(t.shape) for name, t in statistics.items()}})
@@ -195,14 +201,14 @@ def _is_embedding(module: nn.Module) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _own(net: Net, wanted: Callable[[nn.Module], bool]) -> dict[str, tuple[str, ...]]:
     """Return path -> parameters of the `wanted` modules with parameters that are not shared with an earlier module."""
-    layers, shapes = {p: m for p, m in net.blank().named_modules() if wanted(m)}, net.layout.shapes
+    layers, shapes = {p: m for p, m in _blank(net).named_modules() if wanted(m)}, net.layout.shapes
     names = {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
     return {path: some for path, some in names.items() if some and shapes.keys() >= {*some}}
 
 
 @functools.lru_cache(maxsize=1024)
 def _owners(net: Net) -> dict[str, str]:
-    module = net.blank()
+    module = _blank(net)
     paths = {id(parameter): name.rpartition(".")[0] for name, parameter in module.named_parameters()}
     weights = {path: getattr(module.get_submodule(path), "weight", None) for path in net.layer_macs}
     return {path: paths.get(id(weight), path) for path, weight in weights.items()}
@@ -210,14 +216,14 @@ def _owners(net: Net) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _norms(net: Net) -> tuple[str, ...]:
-    return tuple(norms.static_norms(net.blank()))
+    return tuple(norms.static_norms(_blank(net)))
 
 
 @functools.lru_cache(maxsize=4096)
 def _operations(net: Net) -> operations.Counts:
     x = net.model.example(1, "meta")
     try:
-        return operations.count(net.blank(), x)
+        return operations.count(_blank(net), x)
     except ValueError:
         raise
     except Exception as error:

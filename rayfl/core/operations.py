@@ -19,7 +19,9 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from rayfl.core.compiler import without_compiler
 from rayfl.core.norms import StaticBatchNorm
@@ -33,6 +35,8 @@ UNCOUNTED = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear)
 """Layers of torch that are not counted, unless a subclass has `multiply_adds`."""
 NORMS = (StaticBatchNorm, nn.GroupNorm, nn.LayerNorm)
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh)
+SAME_SHAPE = frozenset({torch.batch_norm, torch.relu, F.relu, torch.tanh, torch.sigmoid, F.gelu, F.silu})
+"""Functions whose output has the shape of their first input. Further tensors have a value per channel."""
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
@@ -88,11 +92,23 @@ def count(module: nn.Module, x: torch.Tensor) -> Counts:
         for path, part in module.named_modules()
         if is_counted(part) or not any(True for _ in part.children())
     ]
-    with torch.no_grad(), without_compiler:
+    with torch.no_grad(), without_compiler, _Shapes():
         answer = module.eval()(x)
     for handle in handles:
         handle.remove()
     return Counts(totals, layers, sum(outputs), answer)
+
+
+class _Shapes(TorchFunctionMode):
+    """On the meta device, functions of `SAME_SHAPE` return their input: torch finds the shape of their output by code
+    in Python that takes longer than all else."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in SAME_SHAPE and args and args[0].is_meta:
+            x, *others = args
+            if all(t.numel() == x.shape[1] for t in others if isinstance(t, torch.Tensor)):
+                return x
+        return func(*args, **(kwargs or {}))
 
 
 def multiply_adds(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:

@@ -8,7 +8,7 @@ from unittest import SkipTest
 from rayfl.config import ConfigError
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Method
-from rayfl.testing.methods import MethodPromises
+from rayfl.testing.methods import MethodPromises, assert_equal_ends
 from rayfl.testing.tiny import assert_same, run, simulate
 
 MIX = {
@@ -71,28 +71,26 @@ class NetworksContract(MethodPromises):
         self.check_deployments(simulation, line)
 
     def test_it_goes_on_from_the_middle_of_a_round(self, model: Any, tmp_path: Path) -> None:
-        """A run resumed from a checkpoint of a partial round, of the first three or the last, equals the uninterrupted
-        run bit for bit."""
+        """A run resumed from a checkpoint of a partial round, before its first server task or its last, equals the
+        uninterrupted run bit for bit."""
         experiment = self.experiment(model)
         straight = simulate(experiment, tmp_path / "straight")
-        lines = run(straight)
-        first, saved = simulate(experiment, tmp_path / "first"), 0
-        while not first.done:
-            first.advance()
-            if first.partial_round:
-                saved += 1
-                first.save(tmp_path / f"checkpoints {saved}")
-        if type(first.method).plan is Method.plan:
+        if type(straight.method).plan is Method.plan:
             raise SkipTest("its rounds have no server tasks")
+        run(straight, 1)
+        line, saved = straight.advance(), 0
+        while line is None:
+            saved += 1
+            straight.save(tmp_path / f"checkpoints {saved}")
+            line = straight.advance()
         assert saved
-        for i in sorted({*range(1, min(saved, 3) + 1), saved}):
+        del line["seconds"]
+        for i in sorted({1, saved}):
             again = simulate(experiment, tmp_path / f"again {i}")
-            round, _ = again.restore(tmp_path / f"checkpoints {i}")
+            assert again.restore(tmp_path / f"checkpoints {i}")[0] == 1
             assert again.partial_round
-            assert run(again) == lines[round:]
-            assert_same(again.state, straight.state)
-            for client in straight.client_states.files:
-                assert_same(again.client_states.get(client) or {}, straight.client_states.get(client) or {})
+            assert run(again) == [line]
+            assert_equal_ends(again, straight)
 
     def test_labels_of_public_data_are_not_looked_at(self, tmp_path: Path) -> None:
         """Methods that require labels are skipped."""
