@@ -12,7 +12,8 @@ numbers in the unit of that title. Beside it: `TITLE std`, the standard deviatio
 numbers in the order of the seeds; `TITLE standing`, "best" or "like the best" (no significant difference); `TITLE
 note`, a text after the number, such as "(2 of 3)".
 
-In a README file a table is between the lines `<!-- table: NAME -->` and `<!-- end -->`.
+In a README file or a study's page a table is between the lines `<!-- table: NAME -->` and `<!-- end -->`. A part:
+`<!-- table: NAME (TITLE; TITLE) of FIRST CELL; FIRST CELL -->`, with these columns and rows, in this order.
 """
 
 import argparse
@@ -40,7 +41,11 @@ from rayfl.results.tables import MARKDOWN, Column, Table, columns_of, missing, t
 from rayfl.results.tuned import MISSING, names_of
 
 READMES = ("README.md", "tune_configs/README.md")
-BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(?:(?!<!-- table:).)*?(<!-- end -->)", re.S)
+BLOCK = re.compile(
+    r"(<!-- table: (?P<name>\S+)(?: \((?P<columns>[^)\n]+)\))?(?: of (?P<rows>[^\n]+))? -->\n)"
+    r"(?:(?!<!-- table:).)*?(<!-- end -->)",
+    re.S,
+)
 HEAD = "# Facts of the studies whose tables README files show, and the columns shown (scripts/tables.py)\n"
 ENDS = ("", " std", " values", " standing", " note")
 TEXT = "text"
@@ -80,8 +85,9 @@ class Results:
     def _entries(self) -> Mapping[str, Any]:
         return load_yaml(self.index) if self.index.exists() else {}
 
-    def markdown(self, name: str) -> str:
-        """Return a table as Markdown."""
+    def markdown(self, name: str, titles: str | None = None, labels: str | None = None) -> str:
+        """Return a table as Markdown. `titles`, `labels`: only these columns, and rows with these first cells,
+        separated by semicolons."""
         study = choose(self.studies, name, str(self.index), "table")
         with (self.folder / f"{name}.csv").open(newline="") as file:
             lines = csv.DictReader(file)
@@ -89,19 +95,31 @@ class Results:
         for title in study.columns:
             choose(known, title, f"{self.index}: {name}: columns", "column of the CSV file")
         where = f"{self.folder}/{name}.csv"
-        cells = [[_cell(row, title, form, where) for title, form in study.columns.items()] for row in rows]
-        return Table(list(study.columns), cells).markdown()
+        forms = {title: choose(study.columns, title, where, "column") for title in _parts(titles, study.columns)}
+        first = next(iter(study.columns))
+        labelled = {row[first]: row for row in rows}
+        if labels:
+            rows = [choose(labelled, label, where, "row") for label in _parts(labels, ())]
+        cells = [[_cell(row, title, form, where) for title, form in forms.items()] for row in rows]
+        return Table(list(forms), cells).markdown()
 
     def stale(self) -> dict[Path, str]:
         """Return the README files that are not up to date, with their new text."""
-        texts = {path: path.read_text() for path in (self.root / name for name in READMES)}
-        new = {path: BLOCK.sub(lambda m: m[1] + self.markdown(m[2]) + m[3], text) for path, text in texts.items()}
+        texts = self._texts()
+        new = {path: BLOCK.sub(self._made, text) for path, text in texts.items()}
         return {path: text for path, text in new.items() if text != texts[path]}
 
     def unused(self) -> list[str]:
         """Return the tables that no README file shows, and CSV files without an entry."""
-        used = {found[2] for name in READMES for found in BLOCK.finditer((self.root / name).read_text())}
+        used = {found["name"] for text in self._texts().values() for found in BLOCK.finditer(text)}
         return sorted({*self.studies, *(file.stem for file in self.folder.glob("*.csv"))} - used)
+
+    def _texts(self) -> dict[Path, str]:
+        paths = [*(self.root / name for name in READMES), *sorted(self.folder.glob("*.md"))]
+        return {path: path.read_text() for path in paths}
+
+    def _made(self, block: re.Match[str]) -> str:
+        return block[1] + self.markdown(block["name"], block["columns"], block["rows"]) + block[block.re.groups]
 
     def add(self, folder: Path, name: str | None, columns: Iterable[str]) -> str:
         """Write the table of a finished sweep or run, and its entry. `columns`: titles of its own table, or keys of
@@ -121,6 +139,10 @@ class Results:
         dumped = write_yaml(entries, width=120, default_flow_style=None)
         self.index.write_text(HEAD + dumped)
         return name
+
+
+def _parts(text: str | None, default: Iterable[str]) -> list[str]:
+    return text.split("; ") if text else list(default)
 
 
 def _cell(row: Mapping[str, str], title: str, form: str, where: str) -> str:

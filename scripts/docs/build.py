@@ -57,7 +57,7 @@ def main() -> None:
         {"Guides": _all(HERE.glob("guides/*.md"), "clusters/README.md", "rayfl/PLUGINS.md")},
         {"Concepts": _all(["rayfl/README.md", *(f"rayfl/{folder}/README.md" for folder in CONCEPTS)])},
         {"Reference": [*cards(), {"Settings": list(sections())}, {"Python": list(python())}]},
-        {"Findings": ["tune_configs/README.md", {"Studies": _all(sorted(STUDIES.glob("*.md")))}]},
+        {"Findings": ["tune_configs/README.md", {"Studies": [study(path) for path in sorted(STUDIES.glob("*.md"))]}]},
         {"About": _all(sorted((ROOT / ".github").glob("*.md")), "scripts/README.md", "tests/README.md")},
     ]
     _copied("tune_configs/README.md")
@@ -100,6 +100,19 @@ def _results(files: dict[str, dict]) -> Iterator[tuple[str, str, str]]:
                 score = next((f", {float(row[key]):.2f} %" for key in ("accuracy %", "local %") if row.get(key)), "")
                 if name and row.get("method", "") in by_title:
                     yield "method", name, f"- {row['method']}{score} in {where}"
+
+
+def study(path: Path) -> str:
+    """Write the page of a study, with the facts of its runs."""
+    place, index = _copied(path), load_yaml(STUDIES / "index.yaml")
+    facts = ["\n## Facts\n"]
+    for name in re.findall(r"<!-- table: (\w+)", path.read_text()):
+        shutil.copy(STUDIES / f"{name}.csv", _made(f"tune_configs/results/{name}.csv"))
+        known = (f"{key}: {value}" for key, value in index[name].items() if key not in ("columns", "command"))
+        facts.append(f"- [{name}.csv]({name}.csv): {'; '.join(known)}")
+    with _made(place).open("a") as file:
+        file.write("\n".join(facts) + "\n")
+    return place
 
 
 def sections() -> Iterator[str]:

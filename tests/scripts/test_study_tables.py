@@ -46,9 +46,19 @@ def test_every_table_is_up_to_date(tables, capsys):
 
 
 def test_no_results_are_typed_by_hand(tables):
-    top, experiments = (tables.BLOCK.sub("", Path(name).read_text()) for name in tables.READMES)
-    assert re.findall(r"^\|.*\d ± \d.*", top, re.M) == []
-    assert re.findall(r"^\|.*", experiments.partition("\n## Results\n")[2], re.M) == []
+    pages = [Path(name) for name in tables.READMES] + sorted(Path("tune_configs/results").glob("*.md"))
+    assert re.findall(r"^\|.*\d ± \d.*", "".join(tables.BLOCK.sub("", page.read_text()) for page in pages), re.M) == []
+
+
+def test_a_part_of_a_table_has_its_columns_and_rows(tables, root):
+    results = tables.Results(root)
+    part = results.markdown("quickstart", "method; @1", "HeteroFL; FIARSE").splitlines()
+    assert [line.split(" | ")[0] for line in part] == ["| method", "| ---", "| HeteroFL", "| FIARSE"]
+    assert part[3] == "| FIARSE | **96.24 ± 0.20** |"
+    with pytest.raises(tables.ConfigError, match="no row is called 'Hetero'"):
+        results.markdown("quickstart", None, "Hetero")
+    with pytest.raises(tables.ConfigError, match="no column is called '@2'"):
+        results.markdown("quickstart", "@2")
 
 
 # a sweep's
