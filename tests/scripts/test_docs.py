@@ -1,6 +1,15 @@
 """The documentation site: pages from README files. MkDocs itself runs in the workflow that publishes it."""
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
+from PIL import Image
+
+from rayfl.experiment import Experiment
+
+GUIDE = Path.cwd() / "scripts/docs/guides/i_have.md"
 
 
 @pytest.fixture
@@ -31,3 +40,20 @@ def test_rows_of_studies_belong_to_methods(docs):
     files = {path.stem: docs.load_yaml(path) for path in sorted(docs.HERE.parents[1].glob("tune_configs/*.yaml"))}
     found = [line for _, name, line in docs._results(files) if name == "depthfl"]
     assert any(line.startswith("- DepthFL, 12 channels, 85.65 % in ") for line in found)
+
+
+def test_the_files_of_the_guide_are_valid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("patients.csv").write_text("sex,age,days\n" + "f,40,3\nm,50,4\n" * 20)
+    Path("reviews.csv").write_text("review,stars,author\n" + "very good,1,a\nnot good,0,b\n" * 20)
+    for name in ("train/rose", "train/tulip", "test/rose", "test/tulip"):
+        Path("flowers", name).mkdir(parents=True)
+        Image.new("RGB", (64, 64)).save(f"flowers/{name}/a.png")
+    blocks = re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.S | re.M)
+    assert len(blocks) == 5
+    for block in blocks:
+        # the folder of a language model is not here
+        block = block.replace(", tokenizer: ~/roberta-base", "").replace(
+            "weights: ~/roberta-base", "hidden: 16, heads: 2, layers: 1"
+        )
+        Experiment.model_validate(yaml.safe_load(block))
