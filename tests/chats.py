@@ -45,3 +45,37 @@ def tasks(path: Path, count: int = 24) -> str:
         answer = {"copy": word, "reverse": word[::-1], "upper": word.upper()}[task]
         rows.append({"instruction": f"{task} the word", "input": word, "output": answer, "task": task})
     return jsonl(path, rows)
+
+
+CAUSAL: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "qwen3": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    },
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
+    "gemma": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    },
+}
+"""Sizes of tiny networks by `model_type`."""
+
+
+def causal(to: Path, kind: str = "llama", rows: int = 304) -> str:
+    """Write a tiny random causal language model into a folder, with more rows than the tokenizer has tokens."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    sizes = {"num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1} | CAUSAL[kind]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](vocab_size=rows, **sizes)).save_pretrained(to)
+    return str(to)

@@ -78,6 +78,10 @@ class Goal(ABC):
         """Return one label per sample of a split, [N] int64 from 0 to `kinds` - 1, for partition rules. Labels that
         depend on other samples are those of the training split `train`, by default of the split itself."""
 
+    def weight(self, y: torch.Tensor) -> int | torch.Tensor:
+        """Return the number of targets in the mean of `loss`, with which losses of parts of a batch add up."""
+        return len(y) if self.padding is None else (y != self.padding).sum()
+
     @property
     def kinds(self) -> int:
         """Number of different labels for partition rules."""
@@ -264,6 +268,9 @@ class MaskedTokens(NextToken):
         if self.loss_on == "masked":
             y = torch.where(y >= self.classes, y, IGNORE_INDEX)
         return super().loss(logits, torch.where(y >= 0, y % self.classes, y))
+
+    def weight(self, y: torch.Tensor) -> torch.Tensor:
+        return (y >= (self.classes if self.loss_on == "masked" else 0)).sum()
 
     def rows(self, logits: torch.Tensor, y: torch.Tensor, part: str = "all") -> tuple[torch.Tensor, torch.Tensor]:
         counted = y >= (self.classes if part == "masked" else 0)

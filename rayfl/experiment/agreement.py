@@ -9,7 +9,7 @@ import torch
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.net import Net, check_axes
-from rayfl.data.goal import Goal, NextToken
+from rayfl.data.goal import Goal, MaskedTokens, NextToken
 from rayfl.data.scores import SCORES_KIND
 from rayfl.methods.base import Method
 from rayfl.metrics import label
@@ -207,12 +207,19 @@ def _check_forward(net: Net) -> None:
             f"model: {net.model.name} has no layer whose operations are counted. Allowed: layers of torch, or modules "
             "with `multiply_adds(output)` (PLUGINS.md)"
         )
+    if other := {str(p.dtype) for p in net.blank().parameters() if p.dtype != torch.float32}:
+        raise ValueError(
+            f"model: {net.model.name} has trained parameters of type {', '.join(sorted(other))}. Allowed: "
+            "torch.float32. Hint: another type is for the frozen base of model lora"
+        )
 
 
 def _check_output(net: Net, capacity: float, goal: Goal) -> None:
     """Raise a ValueError if a network does not return one number per class, for every sample or token."""
     output, classes, of_tokens = net.output, goal.classes, isinstance(goal, NextToken)
-    if output.dim() and output.shape[-1] != classes:
+    # weights of language models have rows for tokens that their tokenizers lack, and count them in the softmax
+    spare = of_tokens and not isinstance(goal, MaskedTokens) and output.dim() and output.shape[-1] > classes
+    if output.dim() and output.shape[-1] != classes and not spare:
         raise ValueError(
             f"model: {net.model.name} returns {output.shape[-1]} numbers at capacity {capacity:g}. Allowed: {classes}, "
             "one per class (`self.labels`)"

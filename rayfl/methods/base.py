@@ -327,7 +327,7 @@ class Method(Named, ABC):
             steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
             batches = data.batches(steps, training.batch_size, generator)
             loss = loss or self.loss(visit)
-            return fit(module, batches, loss, training, rate, adjust, project, momentum, static)
+            return fit(module, batches, loss, training, rate, adjust, project, momentum, static, goal=data.goal)
 
     def weight_of(self, data: ClientData) -> float:
         """Return the client's weight in the mean."""

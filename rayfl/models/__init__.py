@@ -6,7 +6,7 @@ from rayfl.models.base import ImageModel as ImageModel
 from rayfl.models.base import Model as Model
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
 from rayfl.models.gkt import GKTLeNet5, GKTResNet8, GKTResNet55
-from rayfl.models.huggingface import GPT2, Bert, DistilBert, Llama, Roberta
+from rayfl.models.huggingface import GPT2, Bert, CausalLM, DistilBert, Llama, Roberta
 from rayfl.models.inferred.module import Module
 from rayfl.models.liang import LiangCNN, LiangMLP
 from rayfl.models.lora import Lora
@@ -64,6 +64,7 @@ MODELS |= {
     "distilbert": DistilBert,
     "gpt2": GPT2,
     "llama": Llama,
+    "causal_lm": CausalLM,
     "heterofl_transformer": HeteroFLTransformer,
     "fedrolex_transformer": FedRolexTransformer,
     "lora": Lora,

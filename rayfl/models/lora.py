@@ -34,6 +34,8 @@ from rayfl.models.vit import ViTB16
 
 QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
 """Names of queries and values in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and rayfl."""
+ALL_LINEAR = ("all-linear",)
+"""Targets: all linear layers."""
 
 
 class Lora(Model):
@@ -48,7 +50,8 @@ class Lora(Model):
     base: SerializeAsAny[Model] = Field(default="vit_b_16", validate_default=True)  # pyright: ignore
     """Base network: the section of any model."""
     targets: tuple[str, ...] = ()
-    """Linear layers with an adapter, by the end of their paths. Default: the queries and values of attention."""
+    """Linear layers with an adapter, by the end of their paths, or all-linear: all but the head. Default: the queries
+    and values of attention."""
     rank: int = Field(default=8, ge=1)
     """Rank of the server's adapters, the largest one."""
     scaling: Literal["constant", "alpha_over_r", "rslora"] = "constant"
@@ -72,6 +75,11 @@ class Lora(Model):
     """Give every target a parameter "<path>.lora.M" [r, r]: y = W0 x + s B M A drop(x). M starts at 0, and B like A;
     methods train only M (Fed-SB)."""
     smallest: ClassVar = {"rank": 10, "base": {"name": "vit_b_16", **ViTB16.smallest}}
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
 
     @field_validator("base", mode="before")
     @classmethod
@@ -162,9 +170,12 @@ class Lora(Model):
     @property
     def ends(self) -> tuple[str, ...]:
         """Return the targets, by the end of their paths. Raise ConfigError if the base has none."""
+        layers = Net(self.base).layers
+        if self.targets == ALL_LINEAR:
+            head = {name.rpartition(".")[0] for name in Net(self.base).layout.classifier} | {*self.base.head_paths}
+            return tuple(path for path in self._linear if path not in head)
         if self.targets:
             return self.targets
-        layers = Net(self.base).layers
         found = tuple(end for end in QUERIES_VALUES if any(_ends(path, end) for path in layers))
         if not found:
             raise ConfigError(
@@ -317,6 +328,8 @@ class Adapter(nn.Module):
         declare(self, A=(rank, None), B=(None, rank), M=(rank, rank), W=(None, None))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # a base of another data type has float32 adapters
+        x = x.to(self.A.dtype)
         low = F.linear(F.dropout(x, self.dropout, self.training), self.A)
         if self.M is not None:
             low = F.linear(low, self.M)
@@ -330,4 +343,4 @@ class Adapter(nn.Module):
 
 
 def _add(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-    return output + layer.get_submodule("lora")(inputs[0])
+    return output + layer.get_submodule("lora")(inputs[0]).to(output.dtype)

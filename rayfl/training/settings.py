@@ -30,6 +30,9 @@ class Training(Config):
     part of a pass starts at a random batch. Default: use `epochs`."""
     batch_size: int = Field(default=20, ge=1, le=10**6)
     """Samples per step; the last batch of an epoch can be smaller."""
+    accumulate: int = Field(default=1, ge=1)
+    """Parts of a batch that pass through the network one after another, a setting of memory: a step has the gradient of
+    the whole batch, up to rounding. Norms over a batch see its parts."""
     lr: float = Field(default=0.05, gt=0)
     """Learning rate in round 0."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"

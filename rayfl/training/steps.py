@@ -67,21 +67,22 @@ def fit(
     project: Hook | None = None,
     momentum: Params | None = None,
     static: bool = False,
+    goal: Goal | None = None,
 ) -> dict[str, float]:
     """Train a module in place and return sums: train_loss (over samples), train_samples, steps.
 
     `adjust` can change the gradients after the backward pass and before clipping (proximal term, control variate),
     `project` the parameters after every step (bounds). `momentum`: initial momentum of SGD by parameter name, replaced
     by the final one; default 0. `static`: use `StaticSteps`, if clients of the module differ only in parameters,
-    samples and `Objective`.
+    samples and `Objective`. `goal`: weighs the parts of a batch with `training.accumulate`; default: by samples.
     """
     passes, net = current(), net_of(module)
     if passes is None or net is None:
-        return _fit(module, batches, loss, training, lr, adjust, project, momentum, static)
+        return _fit(module, batches, loss, training, lr, adjust, project, momentum, static, goal)
     with passes.known(net) as metrics:
         loss = loss if type(loss) is Objective else passes.around(loss)
         adjust, project = (hook and passes.around(hook) for hook in (adjust, project))
-        metrics |= _fit(module, batches, loss, training, lr, adjust, project, momentum, static)
+        metrics |= _fit(module, batches, loss, training, lr, adjust, project, momentum, static, goal)
     return metrics
 
 
@@ -95,6 +96,7 @@ def _fit(
     project: Hook | None,
     momentum: Params | None,
     static: bool,
+    goal: Goal | None,
 ) -> dict[str, float]:
     # module.train() is slow
     if not all(m.training for m in module.modules()):
@@ -103,7 +105,7 @@ def _fit(
     if static and isinstance(loss, Objective) and not hooked and not norms.is_tracked(module):
         steps = static_steps(module, loss, training)
     else:
-        steps = Steps(module, loss, training, adjust, project, momentum)
+        steps = Steps(module, loss, training, adjust, project, momentum, goal)
     for i, (x, y) in enumerate(batches):
         steps.run(x, y, lr(i) if callable(lr) else lr)
     return steps.finish()
@@ -122,8 +124,9 @@ class Steps:
         adjust: Hook | None = None,
         project: Hook | None = None,
         momentum: Params | None = None,
+        goal: Goal | None = None,
     ):
-        self.module, self.loss, self.training = module, loss, training
+        self.module, self.loss, self.training, self.goal = module, loss, training, goal
         self.adjust, self.project, self.momentum = adjust, project, momentum
         self.joined: Joined | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -154,14 +157,30 @@ class Steps:
             self.forget_gradients()
         else:
             self.joined.zero_grad()
-        value = self.value(x, y)
-        value.backward()
+        value = self.backward(x, y)
         if self.adjust is not None:
             self.adjust(self.module)
         self.descend()
         if self.project is not None:
             self.project(self.module)
-        self.total += value.detach() * count
+        self.total += value * count
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Add the gradient of the loss, and return the loss []."""
+        if self.training.accumulate == 1:
+            value = self.value(x, y)
+            value.backward()
+            return value.detach()
+        weight = len if self.goal is None else self.goal.weight
+        total = torch.zeros_like(self.total)
+        # a batch may consist of padding only
+        whole = torch.as_tensor(weight(y)).to(total).clamp(min=1)
+        parts = (t.tensor_split(min(self.training.accumulate, len(y))) for t in (x, y))
+        for some, of in zip(*parts, strict=True):
+            value = self.value(some, of) * (weight(of) / whole)
+            value.backward()
+            total += value.detach()
+        return total
 
     def forget_gradients(self) -> None:
         """Free the memory of gradients that are not joined."""
@@ -252,7 +271,7 @@ class StaticSteps(Steps):
     loss: Objective  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, module: nn.Module, loss: Objective, training: Training):
-        super().__init__(module, loss, training)
+        super().__init__(module, loss, training, goal=loss.goal)
         self.count = torch.zeros_like(self.total)
         self.padding = None if norms.batch_norms(module) else loss.goal.padding
         self.batch: Batch | None = None

@@ -263,9 +263,9 @@ def test_a_method_with_static_steps_gives_the_same_update(name, monkeypatch):
     eager = [updated(method, state, 0.5, data, seed=i) for i, data in enumerate(work)]
     calls = []
 
-    def static(*given):
+    def static(*given, goal):
         calls.append(given)
-        return fit(*given[:-1], True)
+        return fit(*given[:-1], True, goal=goal)
 
     monkeypatch.setattr(base, "fit", static)
     found = [updated(method, state, 0.5, data, seed=i) for i, data in enumerate(work)]
@@ -281,6 +281,17 @@ def test_bf16_changes_the_result():
     assert not all(torch.equal(t, half[0][name]) for name, t in full[0].items())
     torch.testing.assert_close(half[0], full[0], rtol=0, atol=2e-2)
     assert {t.dtype for t in half[0].values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_parts_of_a_batch_add_up_to_its_gradient(static):
+    start, given = params_of(network("none")), batches(0, 4, 3)
+    way = {"momentum": 0.9}
+    whole, said = trained(network("none"), start, given, way, objective(), static)
+    for accumulate in (2, 3, 5):
+        parts, metrics = trained(network("none"), start, given, way | {"accumulate": accumulate}, objective(), static)
+        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
+        assert metrics["steps"] == said["steps"] and abs(metrics["train_loss"] - said["train_loss"]) < 1e-5
 
 
 # --- a recording ---

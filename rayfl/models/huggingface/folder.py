@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rayfl.config import ConfigError
 from rayfl.core.permissions import as_new
 from rayfl.core.tensors import Params
@@ -64,8 +66,10 @@ def filled(
     return {**ours, **given, "config": config | {"vocab_size": there.vocab_size}}
 
 
-def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str) -> Params:
-    """Return the folder's parameters for a module of this configuration, as float32; without its head if the folder's
+def weights_of(
+    made: "type[Any]", configuration: "PreTrainedConfig", folder: str, dtype: torch.dtype = torch.float32
+) -> Params:
+    """Return the folder's parameters for a module of this configuration; without its head if the folder's
     head differs. Raise ConfigError if the folder is missing or has other tensors."""
     from safetensors import SafetensorError
 
@@ -95,7 +99,7 @@ def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str
             ) from None
     lacking = {*found["missing_keys"]} | {name for name, *_ in found["mismatched_keys"]}
     _check_trunk(module, lacking, found, folder)
-    return {name: t.detach().float() for name, t in module.named_parameters() if name not in lacking}
+    return {name: t.detach().to(dtype) for name, t in module.named_parameters() if name not in lacking}
 
 
 def _check_trunk(module: "PreTrainedModel", lacking: set[str], found: Mapping[str, Any], folder: str) -> None:

@@ -63,7 +63,7 @@ class Network(nn.Module):
         owner = getattr(self.run, "__self__")  # noqa: B009
         owner.set_submodule(target, module, strict)
 
-    def _seen(self, there: torch.Tensor) -> torch.Tensor:
+    def _seen(self, there: torch.Tensor) -> torch.Tensor | None:
         """Return the tokens visible to every token: [B, 1, 1 or T, T]. Transformers uses four dimensions unchanged,
         without reading values, which meta tensors do not have."""
         seen = there[:, None, None]
