@@ -263,8 +263,8 @@ class StaticSteps(Steps):
     copied into the same memory.
 
     A smaller batch is padded with samples whose label the loss ignores, which changes the order of sums, and the random
-    numbers of dropout. Networks with batch norm and losses without such a label run smaller batches as separate steps,
-    without recording.
+    numbers of dropout. Networks with batch norm, losses without such a label and batches in parts run smaller batches
+    as separate steps, without recording.
     """
 
     is_static = True
@@ -273,7 +273,9 @@ class StaticSteps(Steps):
     def __init__(self, module: nn.Module, loss: Objective, training: Training):
         super().__init__(module, loss, training, goal=loss.goal)
         self.count = torch.zeros_like(self.total)
-        self.padding = None if norms.batch_norms(module) else loss.goal.padding
+        # a part of a batch may not be padding only
+        padded = training.accumulate == 1 and not norms.batch_norms(module)
+        self.padding = loss.goal.padding if padded else None
         self.batch: Batch | None = None
         self.again = self._recorded()
 
