@@ -94,6 +94,11 @@ def run(
     they are already loaded.
 
     Raises a ConfigError for invalid input before anything is started or written.
+
+    >>> clients = {"count": 4, "capacities": [1, 0.25]}
+    >>> result = run({"rounds": 1, "model": "digits_cnn", "clients": clients, "run": {"executor": "serial"}})
+    >>> len(result.metrics), type(result.submodel(0.25)).__name__
+    (1, 'Sequential')
     """
     experiment = as_experiment(experiment)
     if resume and folder is None:

@@ -30,6 +30,9 @@ class Axis:
 
     A tensor dimension of this axis has the length `groups * size * copies`: every group (an attention head) keeps the
     same positions, and every position stands for `copies` neighbours (the pixels of a flattened channel).
+
+    >>> Axis("channels", 8).repeat(9).length
+    72
     """
 
     name: str
@@ -99,21 +102,38 @@ Dims = tuple[Axis | Concat | None, ...]
 
 
 def conv(cin: Axis | Concat, cout: Axis | Concat, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv2d:
+    """Return a convolution [B, in, H, W] -> [B, out, H', W'] that declares its axes. `options` are torch's.
+
+    >>> image, channels = Axis.fixed("image", 3), Axis("channels", 8)
+    >>> conv(image, channels, 3, padding=1).weight.shape
+    torch.Size([8, 3, 3, 3])
+    """
     layer = nn.Conv2d(cin.length, cout.length, kernel, bias=bias, **options)
     return declare(layer, weight=(cout, cin, None, None), bias=(cout,))
 
 
 def conv1d(cin: Axis | Concat, cout: Axis | Concat, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv1d:
+    """Return a convolution over time [B, in, T] -> [B, out, T'] that declares its axes. `options` are torch's."""
     layer = nn.Conv1d(cin.length, cout.length, kernel, bias=bias, **options)
     return declare(layer, weight=(cout, cin, None), bias=(cout,))
 
 
 def linear(cin: Axis | Concat, cout: Axis | Concat, *, bias: bool = True) -> nn.Linear:
+    """Return a linear layer [..., in] -> [..., out] that declares its axes.
+
+    >>> linear(Axis("hidden", 4), Axis.fixed("classes", 10))
+    Linear(in_features=4, out_features=10, bias=True)
+    """
     layer = nn.Linear(cin.length, cout.length, bias=bias)
     return declare(layer, weight=(cout, cin), bias=(cout,))
 
 
 def embedding(rows: Axis, cout: Axis | Concat) -> nn.Embedding:
+    """Return an embedding, rows [...] int64 -> [..., out], that declares its axes.
+
+    >>> embedding(Axis.fixed("tokens", 100), Axis("hidden", 4))
+    Embedding(100, 4)
+    """
     return declare(nn.Embedding(rows.length, cout.length), weight=(rows, cout))
 
 
@@ -122,6 +142,9 @@ def norm(kind: str, channels: Axis | Concat, *, groups: int = 4) -> nn.Module:
 
     `instance` and `layer` are GroupNorm with one group per channel and with one group (HeteroFL Table 4). `groups`:
     only for `group`, whose groups contain other channels in narrow networks than in wide ones.
+
+    >>> norm("layer", Axis("channels", 8)).num_groups
+    1
     """
     if kind == "none":
         return nn.Identity()

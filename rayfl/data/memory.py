@@ -28,6 +28,10 @@ class InMemory(Targeted, OwnImages):
 
     The fields describe and identify the arrays in the folder of a run. The arrays themselves are part of the object,
     also of pickles and copies, but not of an object read from a file.
+
+    >>> data = InMemory(np.ones((10, 3)), np.arange(10) % 2)
+    >>> data.shape, data.classes
+    ((3,), 2)
     """
 
     name: Literal["arrays"] = "arrays"

@@ -22,6 +22,9 @@ from rayfl.training.settings import Training
 
 
 class Dense(Method):
+    """Base class of methods whose clients train dense networks: narrower, shallower or whole. The defaults are HeteroFL
+    without Scaler and masks."""
+
     sent: ClassVar[tuple[str, ...]] = ("params", "statistics")
     """Groups of the state that are cut to the client's network, sent, and averaged over holders."""
 

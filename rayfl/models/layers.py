@@ -37,7 +37,11 @@ class Scaler(nn.Module):
 
 
 def scaler(scale: float) -> nn.Module:
-    """Return a Scaler, or an identity if the scale is 1."""
+    """Return a Scaler (HeteroFL section 3.3), or an identity if the scale is 1. Any shape.
+
+    >>> scaler(0.5)(torch.ones(2)), scaler(1)
+    (tensor([2., 2.]), Identity())
+    """
     return nn.Identity() if scale == 1 else Scaler(scale)
 
 

@@ -19,7 +19,11 @@ from rayfl.core.seeds import numpy_generator
 
 @dataclass(frozen=True)
 class Speed:
-    """A speed that varies between rounds: normal, drawn again while it is below 10 % of the mean."""
+    """A speed that varies between rounds: normal, drawn again while it is below 10 % of the mean.
+
+    >>> Speed(100.0).draw(np.random.default_rng(0))
+    100.0
+    """
 
     mean: float
     deviation: float = 0.0

@@ -50,6 +50,9 @@ class Module(Model):
 
     A narrow network has the first positions of the initial weights, and the sizes of its layers and modules follow.
     Parts that cannot be cut stay whole.
+
+    >>> Module(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))).name
+    'module'
     """
 
     positional: ClassVar = ("of",)
