@@ -22,8 +22,6 @@ from rayfl.engine import worker
 from rayfl.engine.collecting import grouped, spans_of
 from rayfl.engine.simulation import load_data
 from rayfl.evaluation import Evaluation, judge
-from rayfl.methods import METHODS
-from rayfl.methods.distillation import DISTILLATION
 from rayfl.results.matrices import matrix_plots
 
 NAMES = ("0.3", "0.2", "0.1")
@@ -565,15 +563,6 @@ def test_spans_and_groups():
     sizes = np.array([3, 3, 5, 1, 1])
     assert grouped(np.arange(5), sizes, 6) == [(6, [0, 1]), (6, [2, 3]), (1, [4])]
     assert grouped(np.array([4, 2]), sizes, 1) == [(1, [4]), (5, [2])]
-
-
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in DISTILLATION])
-def test_every_method_evaluates_with_every_split(method, tmp_path):
-    given = NESTED.get(method, {}) | {"method": method, "rounds": 1, "evaluation": {"local_holdout": 0.2}}
-    [line] = run(simulate(tiny(**given), tmp_path))
-    assert {"local_accuracy_mean", "local_validation_accuracy_mean"} <= line.keys()
-    if METHODS[method].judged_on == "test":
-        assert {"accuracy_mean", "validation_accuracy_mean"} <= line.keys()
 
 
 def test_clients_are_judged_at_the_capacity_of_the_last_round(tmp_path):

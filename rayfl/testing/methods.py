@@ -301,7 +301,7 @@ class MethodContract(MethodPromises):
 
     def test_a_round_changes_what_its_clients_hold(self, model: Any, tmp_path: Path) -> None:
         """The deployed networks of all capacities are evaluated, and the metric that compares runs is reported."""
-        experiment = self.experiment(model, rounds=1)
+        experiment = self.experiment(model, rounds=1, evaluation={"local_holdout": 0.2})
         simulation = simulate(experiment, tmp_path)
         before, covers = self.shared(simulation.state), []
         for selection, clients in simulation.cohort().values():
@@ -317,6 +317,7 @@ class MethodContract(MethodPromises):
             assert after[name].isfinite().all()
             if self.contract.over == "holders":
                 assert torch.equal(after[name][~held[name]], t[~held[name]]), f"{name}: values without holders changed"
+        assert {named(experiment.scores[0].label, "mean", of) for of in ("clients", "client_validation")} <= line.keys()
         self.check_deployments(simulation, line)
 
     def test_clients_that_train_nothing_change_nothing(self, tmp_path: Path) -> None:

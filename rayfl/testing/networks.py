@@ -96,10 +96,10 @@ class NetworksContract(MethodPromises):
         """Methods that require labels are skipped."""
         unlabeled = {"data": {"public": {**self.public, "labeled": False}}}
         try:
-            experiment = self.experiment(**unlabeled)
+            experiment = self.experiment(rounds=1, **unlabeled)
         except ConfigError as error:
             assert "labeled" in str(error)
             raise SkipTest("it needs labels") from None
-        one, other = simulate(experiment, tmp_path / "one"), simulate(self.experiment(), tmp_path / "other")
+        one, other = simulate(experiment, tmp_path / "one"), simulate(self.experiment(rounds=1), tmp_path / "other")
         assert run(one) == run(other)
         assert_same(one.state, other.state)

@@ -565,7 +565,7 @@ def test_exported_into_a_file(rayfl, config, tmp_path, monkeypatch):
     assert not (tmp_path / "there").exists()
 
 
-@pytest.mark.parametrize("output", ["a[/b]", "a[red]", ":smile:", "café", "a\udcffb"])
+@pytest.mark.parametrize("output", ["a[/b]", ":smile:", "a\udcffb"])
 def test_names_of_folders_are_printed_as_they_are(rayfl, config, tmp_path, output, monkeypatch):
     """Brackets are no markup, and what cannot be encoded does not end a good run."""
     if output != "a[/b]":

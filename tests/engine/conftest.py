@@ -6,7 +6,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfl.engine.on_ray.pool import RayPool
 
-ACTORS = 4
+ACTORS = 3
 
 
 @pytest.fixture(scope="module")

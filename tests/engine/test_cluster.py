@@ -229,17 +229,25 @@ def test_a_gpu_that_pytorch_cannot_use_is_refused(monkeypatch):
 
 
 @pytest.mark.ray
-def test_an_experiment_on_ray_is_the_serial_one(ray_cluster, tmp_path):
-    spec = tiny(method="heterofl", run={"executor": "ray", "actors": 2}, rounds=3)
-    with running(spec, spec.data.arrays(), tmp_path / "ray", None) as simulation:
-        lines = []
-        while step := simulation.step():
+def test_a_run_on_ray_is_the_serial_one_until_its_server_dies(ray_cluster, tmp_path):
+    """Actors by default are those that leave room for the server."""
+    spec = tiny(method="heterofl", clients={"cohort": 6}, run={"executor": "ray", "server_cpus": 3}, rounds=3)
+    said = (
+        "the run's server actor died. Run the same command with --resume to continue from the last checkpoint\n"
+        "Ray reports: The actor "
+    )
+    lines, scores = [], None
+    with pytest.raises(RuntimeError, match=said), running(spec, spec.data.arrays(), tmp_path / "ray", None) as remote:
+        assert reserved() == [{0: {"CPU": 1.0}}, {0: {"CPU": 3.0}}]
+        while step := remote.step():
             lines += [{k: v for k, v in line.items() if k != "seconds"} for line in step]
-        scores = simulation.client_scores
+        scores = remote.client_scores
+        ray.kill(remote.server)
+        remote.step()
+    nothing_is_left()
     serial = simulate(spec, tmp_path / "serial")
     assert lines == run(serial)
-    assert scores.tolist() == serial.client_scores.tolist()
-    nothing_is_left()
+    assert scores is not None and scores.tolist() == serial.client_scores.tolist()
 
 
 @pytest.mark.ray
@@ -274,14 +282,6 @@ def refused(tmp_path, **asked):
     return str(error.value)
 
 
-@pytest.mark.ray
-def test_auto_leaves_room_for_the_server(ray_cluster, tmp_path):
-    spec = tiny(clients={"cohort": 6}, run={"executor": "ray", "server_cpus": 3})
-    with running(spec, spec.data.arrays(), tmp_path, None):
-        assert reserved() == [{0: {"CPU": 1.0}}, {0: {"CPU": 3.0}}]
-    nothing_is_left()
-
-
 def reserved():
     """The CPUs of the bundles of all groups."""
     groups = [group["bundles"] for group in ray.util.placement_group_table().values() if group["state"] == "CREATED"]
@@ -314,19 +314,6 @@ def test_clients_leave_this_nodes_cpus_to_the_server(raylets, tmp_path):
             groups = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
             places = [sorted(node == here for node in group["bundles_to_node_id"].values()) for group in groups]
     assert sorted(places) == [[False, True], [True]]
-
-
-@pytest.mark.ray
-def test_a_dead_server_is_said_in_a_sentence(ray_cluster, tmp_path):
-    spec = tiny(run={"executor": "ray", "actors": 1})
-    said = (
-        "the run's server actor died. Run the same command with --resume to continue from the last checkpoint\n"
-        "Ray reports: The actor "
-    )
-    with pytest.raises(RuntimeError, match=said), running(spec, spec.data.arrays(), tmp_path, None) as remote:
-        ray.kill(remote.server)
-        remote.step()
-    nothing_is_left()
 
 
 def nothing_is_left():

@@ -11,7 +11,7 @@ from rayfl.experiment import read_experiment
 @pytest.mark.ray
 def test_a_package_reaches_the_server_and_the_clients(ray_cluster, mine, tmp_path):  # noqa: F811
     """With the bits of a serial run, and by its name in a file too."""
-    spec = tiny(method="mine.methods:Mine", run={"executor": "ray", "actors": 2})
+    spec = tiny(method="mine.methods:Mine", run={"executor": "ray", "actors": 1})
     with running(spec, spec.data.arrays(), tmp_path / "ray", None) as simulation:
         lines = []
         while step := simulation.step():

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from rayfl.core.axes import segments
 from rayfl.models.inferred.narrow import Plan
@@ -43,6 +42,9 @@ def listed(names: Iterable[str]) -> str:
 def uncounted(module: nn.Module, x: torch.Tensor, counted: Mapping[str, int]) -> Iterator[str]:
     """Yield a note on multiply-adds of a network on the meta device that are in none of the layers `counted`, such as
     products of attention and functions of raw parameters."""
+    # imports triton
+    from torch.utils.flop_counter import FlopCounterMode
+
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module.eval()(x)
     root, outside = type(module).__name__, {}
