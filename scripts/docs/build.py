@@ -42,6 +42,7 @@ CONCEPTS = (
     "cli",
 )
 """Folders of `rayfl/` whose README is a page, beside the map."""
+GUIDES = ("install", "choose", "i_have", "machines", "after_a_run", "terms", "paper")
 CARDS = {"method": "Methods", "model": "Models", "data": "Data sets", "partition": "Partitions"}
 """Place in a file -> title of its cards."""
 LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)")
@@ -54,14 +55,15 @@ def main() -> None:
     PAGES.mkdir(parents=True)
     nav = [
         {"Start": [_copied("README.md")]},
-        {"Guides": _all(HERE.glob("guides/*.md"), "clusters/README.md", "rayfl/PLUGINS.md")},
+        {"Guides": [*map(guide, GUIDES), *_all("clusters/README.md", "rayfl/PLUGINS.md")]},
         {"Concepts": _all(["rayfl/README.md", *(f"rayfl/{folder}/README.md" for folder in CONCEPTS)])},
         {"Reference": [*cards(), {"Settings": list(sections())}, {"Python": list(python())}]},
         {"Findings": ["tune_configs/README.md", {"Studies": [study(path) for path in sorted(STUDIES.glob("*.md"))]}]},
         {"About": _all(sorted((ROOT / ".github").glob("*.md")), "scripts/README.md", "tests/README.md")},
     ]
     _copied("tune_configs/README.md")
-    shutil.copy(HERE / "iframe-worker.js", _made("assets/iframe-worker.js"))
+    for asset in ("iframe-worker.js", "extra.css"):
+        shutil.copy(HERE / asset, _made(f"assets/{asset}"))
     base = {"INHERIT": str(HERE / "mkdocs.yml"), "docs_dir": str(PAGES), "site_dir": str(SITE / "html"), "nav": nav}
     (SITE / "mkdocs.yml").write_text(write_yaml(base))
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(SITE / "mkdocs.yml")]
@@ -100,6 +102,13 @@ def _results(files: dict[str, dict]) -> Iterator[tuple[str, str, str]]:
                 score = next((f", {float(row[key]):.2f} %" for key in ("accuracy %", "local %") if row.get(key)), "")
                 if name and row.get("method", "") in by_title:
                     yield "method", name, f"- {row['method']}{score} in {where}"
+
+
+def guide(name: str) -> str:
+    """Write the page of a guide, which a search finds first."""
+    place = _copied(HERE / f"guides/{name}.md")
+    _made(place).write_text("---\nsearch: {boost: 4}\n---\n" + _made(place).read_text())
+    return place
 
 
 def study(path: Path) -> str:
