@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from rayfl.models.inferred.module import Module as Module
     from rayfl.models.layers import scaler as scaler
     from rayfl.networks import export as export
+    from rayfl.networks import generate as generate
     from rayfl.session import Session as Session
     from rayfl.session import start as start
     from rayfl.system import Availability as Availability
@@ -75,7 +76,7 @@ _PUBLIC = {
     "models.base": ("ImageModel", "Model"),
     "models.inferred.module": ("Module",),
     "models.layers": ("scaler",),
-    "networks": ("export",),
+    "networks": ("export", "generate"),
     "session": ("Session", "start"),
     "system": ("Availability", "Device", "Devices", "Sampler", "Speed"),
     "training": ("Transform",),

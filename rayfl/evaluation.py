@@ -21,7 +21,7 @@ from rayfl.core.tensors import as_tensor
 from rayfl.data.arrays import Arrays
 from rayfl.data.base import DataSet
 from rayfl.data.samples import Batch, ClientData, equal_batches
-from rayfl.data.scores import SCORES_KIND, Score
+from rayfl.data.scores import SCORES_KIND, OfNetwork, Score
 from rayfl.training.settings import Fill, answered, every_exit, mask_logits
 
 K = TypeVar("K", bound=Hashable)
@@ -91,8 +91,11 @@ def check_scores(scores: Sequence[Score], data: DataSet, arrays: Arrays) -> None
         shape = (*y.shape, goal.classes) if goal.targets == "class" else y.shape
         return torch.randn(shape, generator=torch_generator(0, "scores"))
 
-    y = targets(max(1, min(PROBED, MOST_OUTPUTS // outputs(targets(1)).numel())))
     for score in scores:
+        if isinstance(score, OfNetwork):
+            score.check(goal)
+    y = targets(max(1, min(PROBED, MOST_OUTPUTS // outputs(targets(1)).numel())))
+    for score in _of_logits(scores):
         try:
             counts = counted(score, *goal.rows(outputs(y), y, score.part))
             value = score.value(counts)
@@ -115,6 +118,10 @@ def check_scores(scores: Sequence[Score], data: DataSet, arrays: Arrays) -> None
 
 
 # on a worker
+
+
+def _of_logits(scores: Sequence[Score]) -> list[Score]:
+    return [score for score in scores if not isinstance(score, OfNetwork)]
 
 
 def counted(score: Score, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -176,7 +183,9 @@ def judge(
     module.eval()
     sums: list[dict[str, torch.Tensor]] = [{} for _ in pieces]
     exits: list[dict[int, torch.Tensor]] = [{} for _ in pieces]
-    measures = {score.measure: score for score in scores}
+    of_logits = _of_logits(scores)
+    of_network = [score for score in scores if isinstance(score, OfNetwork)]
+    measures = {score.measure: score for score in of_logits}
     for batches in _passes(pieces, batch_size, norms.has_statistics(module)):
         inputs = [x for _, x, _ in batches]
         x = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
@@ -189,9 +198,12 @@ def judge(
                 first = scores[0]
                 add_to(exits[i], {k: _counts(first, *goal.rows(z, y, first.part)) for k, z in enumerate(given)})
             logits = answered(tuple(given), answer)
-            rows = {part: goal.rows(logits, y, part) for part in {score.part for score in scores}}
+            rows = {part: goal.rows(logits, y, part) for part in {score.part for score in of_logits}}
             counts = {measure: _counts(score, *rows[score.part]) for measure, score in measures.items()}
-            add_to(sums[i], {score.label: counts[score.measure] for score in scores})
+            add_to(sums[i], {score.label: counts[score.measure] for score in of_logits})
+        for score in of_network:
+            for i, x, y in batches:
+                add_to(sums[i], {score.label: score.network_counts(module, x, y, pieces[i].goal)})
     return [
         Judged(len(piece), {name: t.cpu() for name, t in found.items()}, tuple(t.cpu() for t in early.values()))
         for piece, found, early in zip(pieces, sums, exits, strict=True)

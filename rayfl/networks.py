@@ -1,15 +1,16 @@
 """Networks of finished runs: from a checkpoint, and as files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rayfl.config import ConfigError, shown
 from rayfl.data.base import Arrays
 from rayfl.data.datasets import Datasets
+from rayfl.data.instructions import Instructions
 from rayfl.data.memory import InMemory
 from rayfl.engine.checked import Checked
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, complete, latest
@@ -74,6 +75,41 @@ def export(
     about |= {"samples": around.plain()}
     with beside(absolute(to), "the exported submodel") as partial:
         return export_submodel(deployed, partial, about, notify, experiment.data.attached, None if raw else around)
+
+
+def generate(
+    folder: str | Path,
+    prompts: Sequence[str],
+    capacity: float,
+    client: int | None = None,
+    *,
+    best: bool = False,
+    max_new_tokens: int = 128,
+    notify: Callable[[str], None] = print,
+) -> list[str]:
+    """Return what the language model deployed at this capacity, or a client's personal one, answers to each prompt.
+
+    A prompt is a user's message, put into the template of the run's data (data set instructions). Tokens are the most
+    likely ones. `folder`, `best`: as for `export`.
+    """
+    from rayfl.exporting.submodels import as_module
+
+    folder = absolute(folder)
+    experiment = read_experiment(RunFolder.open(folder).config, str(folder / "config.json"))
+    data = experiment.data
+    if not isinstance(data, Instructions):
+        raise ConfigError(f"generate: the run has data set {data.name}. Allowed: a run with data set instructions")
+    _, deployed = at_checkpoint(experiment, place_of(folder, best), capacity, client, notify)
+    network: Any = as_module(deployed)
+    if not hasattr(network, "generate"):
+        raise ConfigError(
+            f"generate: model {deployed.net.model.name} does not generate. Allowed: causal_lm, llama or gpt2, also as "
+            "the base of lora"
+        )
+    system = [] if data.system is None else [{"role": "system", "content": data.system}]
+    tokens = [data.chat.prompt([*system, {"role": "user", "content": prompt}]) for prompt in prompts]
+    found = network.generate(tokens, max_new_tokens, data.chat.ends)
+    return [data.chat.text(ids) for ids in found]
 
 
 def deployments(

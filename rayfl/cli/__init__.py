@@ -1,4 +1,5 @@
-"""The command line: sweep, run, scale, status; compare, report, export; describe, check; init, explain, list, schema.
+"""The command line: sweep, run, scale, status; compare, report, export, generate; describe, check; init, explain, list,
+schema.
 
 Exit codes: 0 success, 1 the run failed, 2 invalid input (no files written), 130 stopped by Ctrl-C, 143 by SIGTERM.
 Commands import torch and Ray inside their functions, so that `--help` and errors in a file appear at once.
@@ -28,6 +29,7 @@ EXAMPLES = {
     look.report: "rayfl report runs/quickstart",
     look.status: "rayfl status --address 10.0.0.1:6379",
     look.export: "rayfl export runs/NAME --capacity 0.25 --to submodel",
+    look.generate: "rayfl generate runs/NAME --capacity 0.25 'Name three rivers.'",
     ask.describe: "rayfl describe quickstart --row heterofl",
     ask.check: "rayfl check experiment.yaml",
     learn.init: "rayfl init comparison.yaml --sweep",

@@ -1,4 +1,4 @@
-"""rayfl compare, report, export: results of finished runs. rayfl status: running ones."""
+"""rayfl compare, report, export, generate: results of finished runs. rayfl status: running ones."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -150,6 +150,23 @@ def export(
 
     exported(folder, capacity, to, client, row=row, best=best, raw=raw, notify=warn)
     notify(f"model.safetensors, config.json and model.pt2 in {to}")
+
+
+def generate(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    prompts: Annotated[list[str], typer.Argument(help="Messages of a user, each put into the template of the data.")],
+    capacity: Annotated[float, typer.Option(help="Capacity of the network.")],
+    client: Annotated[int | None, typer.Option(help="Client whose personal network answers.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Use the best round instead of the last (run.checkpoint: best).")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 128,
+) -> None:
+    """Print answers of a language model trained on data set instructions. Each token is the most likely one."""
+    from rayfl.networks import generate as generated
+
+    for text in generated(folder, prompts, capacity, client, best=best, max_new_tokens=max_new_tokens, notify=warn):
+        print(text)
 
 
 def status(

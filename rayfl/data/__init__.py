@@ -13,6 +13,7 @@ from rayfl.data.federation import Federation as Federation
 from rayfl.data.federation import federate as federate
 from rayfl.data.folder import Folder
 from rayfl.data.function import Function
+from rayfl.data.generated import Generated
 from rayfl.data.goal import Classes as Classes
 from rayfl.data.goal import Goal as Goal
 from rayfl.data.goal import LabelSets as LabelSets
@@ -38,6 +39,8 @@ from rayfl.data.synthetic import Synthetic
 from rayfl.data.synthetic_text import SyntheticText
 from rayfl.data.table import BreastCancer, Diabetes, Table
 from rayfl.data.text import SST2, AGNews, OwnText, Shakespeare, WikiText2
+
+SCORES["generated"] = Generated
 
 DATASETS |= {
     "digits": Digits,

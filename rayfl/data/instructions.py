@@ -1,5 +1,6 @@
 """Instructions and answers, or conversations, for language models: files, chat templates, and the loss on answers."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from rayfl.data.own import tidy
 from rayfl.data.samples import Batch, Samples
 from rayfl.data.scores import CrossEntropy, Perplexity, Score
 from rayfl.data.text.base import padded
-from rayfl.data.text.cache import cached, digest
+from rayfl.data.text.cache import cache_folder, cached, digest
 from rayfl.data.text.chat import Chat, Message
 from rayfl.data.text.encoders import Tokens, alongside, find_tokenizer
 from rayfl.data.text.own import classes_of, held_out_rows
@@ -33,6 +34,8 @@ AFTER_TOKENS = ("order", "loss", "public", "tokenizer")
 """Fields that do not affect stored tokens; the tokenizer's files do."""
 FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
+CHAT_TEMPLATE = Path("chat_template.jinja")
+"""File of a tokenizer's folder."""
 Row = Mapping[str, Any]
 
 
@@ -59,7 +62,7 @@ class Instructed(NextToken):
     columns: int = 0
     """Number of classes of the column for partition rules. 0: there is none."""
     ends: tuple[int, ...] = ()
-    """Tokens that end an answer."""
+    """Tokens that end an answer. (): answers are not told apart from prompts."""
     folder: str = ""
     """Folder of the tokenizer, with which scores of texts decode answers."""
 
@@ -69,6 +72,10 @@ class Instructed(NextToken):
     @property
     def kinds(self) -> int:
         return self.columns or 1
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens. The tokenizer's folder must be on every node."""
+        return _chat(Path(self.folder), "chat", ()).text(ids)
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,8 @@ class Instructions(DataSet):
     @property
     def goal(self) -> Instructed:
         classes = len(self._classes) if self.label else 0
-        return Instructed(self._ids, columns=classes, ends=self.chat.ends, folder=str(self._folder))
+        ends = self.chat.ends if self.loss == "responses" else ()
+        return Instructed(self._ids, columns=classes, ends=ends, folder=str(self._folder))
 
     @property
     def offers(self) -> Mapping[str, Any]:
@@ -171,7 +179,18 @@ class Instructions(DataSet):
 
     @property
     def attached(self) -> tuple[Path, ...]:
-        return alongside(self._folder)
+        """Return the tokenizer's files, with the template of these data as their chat template."""
+        files = [file for file in alongside(self._folder) if not file.name.startswith(CHAT_TEMPLATE.stem)]
+        return *files, self._template_file()
+
+    def _template_file(self) -> Path:
+        """Return a file with the template's text, in the cache."""
+        source = self.chat.source.encode()
+        file = cache_folder() / "templates" / hashlib.sha256(source).hexdigest() / CHAT_TEMPLATE
+        if not file.is_file() or file.read_bytes() != source:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(source)
+        return file
 
     @property
     def vocabulary_files(self) -> tuple[Path, ...]:
@@ -180,7 +199,7 @@ class Instructions(DataSet):
     @property
     def chat(self) -> Chat:
         """Tokenizer and template, from a cache if their files are unchanged."""
-        files, template = self.attached, Path(self.template).expanduser()
+        files, template = alongside(self._folder), Path(self.template).expanduser()
         digests = [digest(file) for file in (*files, template) if file.is_file()]
         return _chat(self._folder, self.template, tuple(digests))
 
@@ -230,7 +249,7 @@ class Instructions(DataSet):
             "settings": self.model_dump(mode="json", exclude={*AFTER_TOKENS, *self.not_in_result}),
             "files": [[file.suffix, digest(file)] for file in self._files()],
             "template": self.chat.source,
-            "tokenizer": [[path.name, digest(path)] for path in self.attached if path.is_file()],
+            "tokenizer": [[path.name, digest(path)] for path in alongside(self._folder) if path.is_file()],
         }
         found = cached(key, self._tokenised)
         facts = json.loads(str(found["facts"]))

@@ -6,12 +6,13 @@ Scores are additive: every batch gives a vector of counts, and the sum over all 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from torch import nn
 
 from rayfl.config import ConfigError, Kind, Named
 
@@ -251,6 +252,21 @@ class Confusion(Score):
 
     def matrix(self, sums: torch.Tensor) -> torch.Tensor:
         return sums.view(math.isqrt(len(sums)), -1)
+
+
+class OfNetwork(Mean):
+    """A score of what a network does with samples, in place of its logits: a mean over samples."""
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError(f"{type(self).__name__} scores networks")
+
+    @abstractmethod
+    def network_counts(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor, goal: Any) -> torch.Tensor:
+        """Return the sum over samples and their number, [2], of a batch of a goal."""
+
+    @abstractmethod
+    def check(self, goal: Any) -> None:
+        """Raise a ConfigError if samples of a goal have no such score."""
 
 
 class SquaredError(Mean):

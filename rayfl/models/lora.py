@@ -10,6 +10,7 @@ valid initialisation, because A's distribution does not depend on the rank.
 """
 
 import math
+import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -248,6 +249,8 @@ class Lora(Model):
             alphas = {path: self.scale(rank) * rank for path, rank in ranks.items()}
             config = peft.config_of(ranks, alphas, self.base.head_paths, self.dropout, task, weights)
             peft.write(to / "adapter", head | dict(params), config)
+            for file in files:
+                (shutil.copytree if file.is_dir() else shutil.copy)(file, to / "adapter" / file.name)
 
     def merged_into_base(self, net: Net, params: Params) -> Params:
         """Return the base's parameters with the adapters merged, W0 + W + s B A, and the trained head."""

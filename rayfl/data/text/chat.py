@@ -134,6 +134,10 @@ class Chat:
         text = self._rendered(messages, "the prompt", prompted=True)[0]
         return self.tokenizer(text, add_special_tokens=False).input_ids  # type: ignore
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of an answer, without special tokens and without spaces around it."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+
     def encoded(self, conversations: Sequence[Sequence[Message]], places: Sequence[str]) -> list[tuple[Any, Any]]:
         """Return for each conversation its tokens [n] int32, and which of them the assistant says, [n] bool. `places`:
         where each comes from, for errors."""

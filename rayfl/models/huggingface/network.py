@@ -6,6 +6,7 @@ sizes at the end of residual branches.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -56,6 +57,27 @@ class Network(nn.Module):
             # a vocabulary may have more rows than output tokens
             answers.append(given.logits[..., : self.classes])
         return tuple(answers) if self.has_exits else answers[0]
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[Sequence[int]], most: int, ends: Sequence[int]) -> list[list[int]]:
+        """Return for each prompt the most likely next tokens, one after another: those before the first of `ends`, and
+        at most `most`."""
+        from transformers import GenerationConfig
+
+        model: Any = getattr(self.run, "__self__")  # noqa: B009
+        device = next(tensor.device for tensor in chain(self.parameters(), self.buffers()))
+        width = max(map(len, prompts))
+        ids = torch.full((len(prompts), width), self.pad, device=device)
+        seen = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt, device=device)
+            seen[row, width - len(prompt) :] = 1
+        asked = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=list(ends), pad_token_id=self.pad)
+        asked.use_cache = True
+        self.eval()
+        found = model.generate(input_ids=ids, attention_mask=seen, generation_config=asked)[:, width:].tolist()
+        stops = [next((i for i, token in enumerate(row) if token in ends), len(row)) for row in found]
+        return [row[:stop] for row, stop in zip(found, stops, strict=True)]
 
     def set_submodule(self, target: str, module: nn.Module, strict: bool = False) -> None:
         super().set_submodule(target, module, strict)
