@@ -124,7 +124,11 @@ class CausalLM(TokenModel):
             part.is_linear = is_conv1d(part)  # type: ignore[assignment]
         if self.checkpointing:
             with self._blamed():
-                module.gradient_checkpointing_enable({"use_reentrant": False})
+                # newer versions of transformers have another name
+                enable = (
+                    getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+                )
+                enable({"use_reentrant": False})
         children = dict(module.named_children())
         return Causal(children, module.forward, self.rows, pad=0, sees="before", is_eager=False)
 
