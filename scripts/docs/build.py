@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tutorial import page
+
 import rayfl
 from rayfl.config import load_yaml
 from rayfl.config.plain import write_yaml
@@ -42,6 +44,7 @@ CONCEPTS = (
     "cli",
 )
 """Folders of `rayfl/` whose README is a page, beside the map."""
+TUTORIALS = ("first_steps", "own_network_and_data", "own_method", "phones", "adapters", "papers_table")
 GUIDES = ("install", "choose", "i_have", "machines", "after_a_run", "terms", "paper")
 CARDS = {"method": "Methods", "model": "Models", "data": "Data sets", "partition": "Partitions"}
 """Place in a file -> title of its cards."""
@@ -55,6 +58,7 @@ def main() -> None:
     PAGES.mkdir(parents=True)
     nav = [
         {"Start": [_copied("README.md")]},
+        {"Tutorials": [tutorial(name) for name in TUTORIALS]},
         {"Guides": [*map(guide, GUIDES), *_all("clusters/README.md", "rayfl/PLUGINS.md")]},
         {"Concepts": _all(["rayfl/README.md", *(f"rayfl/{folder}/README.md" for folder in CONCEPTS)])},
         {"Reference": [*cards(), {"Settings": list(sections())}, {"Python": list(python())}]},
@@ -102,6 +106,12 @@ def _results(files: dict[str, dict]) -> Iterator[tuple[str, str, str]]:
                 score = next((f", {float(row[key]):.2f} %" for key in ("accuracy %", "local %") if row.get(key)), "")
                 if name and row.get("method", "") in by_title:
                     yield "method", name, f"- {row['method']}{score} in {where}"
+
+
+def tutorial(name: str) -> str:
+    """Run a tutorial, and write its page with the outputs."""
+    place = f"scripts/tutorials/{name}.md"
+    return _page(place, page(ROOT / f"scripts/tutorials/{name}.py", _made(place)))
 
 
 def guide(name: str) -> str:
