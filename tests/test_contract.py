@@ -43,8 +43,8 @@ TWINS = {
     "preact_resnet18_heterofl": "preact_resnet18",
 }
 """Models that are the network of another one where a stage has one block."""
-ONE = {name: model for name, model in MODELS.items() if name != "mix"}
-"""Models of one network, which methods cut. Several: see test_mix.py."""
+ONE = {name: model for name, model in MODELS.items() if name not in ("mix", "causal_lm")}
+"""Models of one network, which methods cut. Several: see test_mix.py; those of a folder: see test_causal.py."""
 UNFIT = {"resnet55_gkt", "wide_resnet101_2", "roberta", "bert", "distilbert", "gpt2", "llama"}
 """Models with layers outside of one block per stage that cost more than the smallest capacity."""
 SELECTS = frozenset({"init", "select", "submodel", "nets", "own", "kept", "pool"})
