@@ -103,7 +103,7 @@ def test_a_line_is_json_whatever_is_told():
 @pytest.mark.ray
 def test_json_of_a_sweep(tmp_path):
     """A real one, in a process of its own: nothing of Ray's or MLflow's is between the lines."""
-    experiment = TINY | {"rounds": 2, "run": {"chunk": 1}}
+    experiment = TINY | {"rounds": 2, "run": {"chunk": 1, "actors": 1}}
     search = {"space": {"training.lr": {"grid": [0.1, 0.2]}}, "seeds": [0, 1]}
     file = tmp_path / "swept.yaml"
     file.write_text(yaml.safe_dump({"experiment": experiment, "rows": {"a": None}, "search": search}))

@@ -45,7 +45,7 @@ def test_a_place_that_is_none_is_refused(bucket, tmp_path):
 @pytest.mark.slow
 def test_a_sweep_goes_on_from_checkpoints_in_s3(bucket, start, tmp_path):
     """The sweep is interrupted while its trials run; its own folder has records alone, and the bucket the rest."""
-    experiment = TINY | {"rounds": 40, "evaluation": {"every": 10}, "run": {"chunk": 1, "checkpoint_seconds": 0}}
+    experiment = TINY | {"rounds": 40, "evaluation": {"every": 10}, "run": {"actors": 1, "checkpoint_seconds": 0}}
     config, folder = tmp_path / "small.yaml", tmp_path / "runs" / "small"
     config.write_text(yaml.safe_dump({"experiment": experiment, "rows": {"heterofl": {"method": "heterofl"}}}))
     arguments = ("sweep", config, "--output", tmp_path / "runs", "--storage", f"s3://{BUCKET}/rayfl", "--no-models")
