@@ -69,12 +69,13 @@ CAUSAL: dict[str, dict[str, Any]] = {
 """Sizes of tiny networks by `model_type`."""
 
 
-def causal(to: Path, kind: str = "llama", rows: int = 304) -> str:
-    """Write a tiny random causal language model into a folder, with more rows than the tokenizer has tokens."""
+def causal(to: Path, kind: str = "llama", rows: int = 304, **more: int) -> str:
+    """Write a tiny random causal language model into a folder, with more rows than the tokenizer has tokens. `more`:
+    fields of its configuration."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    sizes = {"num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1} | CAUSAL[kind]
+    sizes = {"num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1} | CAUSAL[kind] | more
     with torch.random.fork_rng():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](vocab_size=rows, **sizes)).save_pretrained(to)

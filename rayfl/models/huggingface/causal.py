@@ -199,6 +199,11 @@ class Causal(Network):
     """A network without a mask: padding on the right is not seen by the tokens before it, which alone count. So fused
     kernels and sliding windows are transformers' own."""
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        logits: Any = super().forward(x)
+        # losses are computed in float32
+        return logits.float() if logits.dtype == torch.bfloat16 else logits
+
     def _seen(self, there: torch.Tensor) -> torch.Tensor | None:
         # without a mask, transformers reads positions, which meta tensors do not have
         return super()._seen(there) if there.is_meta else None
