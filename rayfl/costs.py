@@ -88,10 +88,10 @@ def training_mb(net: Net, batch_size: int, moments: int) -> float:
     return space_mb(own + batch_size * net.activations)
 
 
-def actor_gb(nets: Iterable[Net], batch_size: int, moments: int) -> float:
-    """Return an estimate of the memory of a process that trains one of these networks at a time, in GB: PyTorch itself,
-    and twice the memory for training the largest."""
-    largest = max(training_mb(net, batch_size, moments) for net in nets)
+def actor_gb(nets: Iterable[Net], batch_size: int, moments: int, together: Callable[[Net], int] = lambda _: 1) -> float:
+    """Return an estimate of the memory of a process that trains one of these networks at a time, `together` times, in
+    GB: PyTorch itself, and twice the memory for training the largest."""
+    largest = max(together(net) * training_mb(net, batch_size, moments) for net in nets)
     return PROCESS_GB + 2 * largest * 2**20 / 1e9
 
 

@@ -1,7 +1,7 @@
 """Clients of a round, by selection, and their division into jobs."""
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +36,8 @@ class Chunk:
     """Multiply-adds of forward passes."""
     branch: Hashable
     """Branch of the job."""
+    together: int
+    """Consecutive clients that train side by side."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,21 @@ class Division:
     workers: int
     most: int | Literal["auto"]
     """Clients per job (`run.chunk`)."""
+    together: Callable[[Net], int]
+    """Number of clients with a network that train side by side."""
 
     def chunks(self, cohort: Cohort) -> list[Chunk]:
         """Return the clients of every job: aligned parts of a selection's pairwise sum, so that its bits do not depend
         on their sizes. Large networks come first, in the order of submission, so that no answer waits."""
         chunks, visits = [], sum(len(clients) for _, clients in cohort.values())
         for key, (selection, clients) in sorted(cohort.items(), key=lambda item: -item[1][0].net.macs):
-            parts = list(aligned(len(clients), self._most(selection.net, clients, visits)))
+            group = self.together(selection.net)
+            # jobs are whole groups, so that groups do not depend on the workers
+            parts = list(aligned(len(clients), max(group, self._most(selection.net, clients, visits))))
             branch = BRANCH * (parts[0].stop - parts[0].start)
             for part in parts:
                 cost = self._cost(selection.net, clients[part])
-                chunks.append(Chunk(key, clients[part], cost, (key, part.start // branch)))
+                chunks.append(Chunk(key, clients[part], cost, (key, part.start // branch), group))
         return chunks
 
     def _most(self, net: Net, clients: list[Client], cohort: int) -> int:

@@ -69,6 +69,8 @@ class Train:
     clients: Sequence[Client]
     client_states: Mapping[int, ClientState]
     """Client -> its state, of clients that have one."""
+    together: int = 1
+    """Consecutive clients that train side by side."""
 
 
 @dataclass(frozen=True)

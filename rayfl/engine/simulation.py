@@ -175,8 +175,9 @@ class Simulation:
         """Run one round of local updates and fold them into the next state."""
         plan = self.schedule.plan(self.past, self.round)
         cohort = self._grouped(plan)
+        run = self.experiment.run
         division = Division(
-            self.method.task.training, self.data.train.sizes, self.executor.workers, self.experiment.run.chunk
+            self.method.task.training, self.data.train.sizes, self.executor.workers, run.chunk, self.experiment.together
         )
         chunks = division.chunks(cohort)
         privacy = self.experiment.privacy
@@ -324,7 +325,7 @@ class Simulation:
         clients = chunk.clients
 
         def make() -> Train:
-            return Train(clients, self.client_states.some(client.id for client in clients))
+            return Train(clients, self.client_states.some(client.id for client in clients), chunk.together)
 
         sizes = [int(self.data.train.sizes[client.id]) for client in clients]
         ids = [client.id for client in clients]

@@ -4,7 +4,9 @@ Every verb is a pure function of its messages and the data, so a job can be repe
 """
 
 import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 from rayfl.core import norms
-from rayfl.core.fold import ClientState, PairwiseSum, Update, sum_of_updates
+from rayfl.core.fold import ClientState, PairwiseSum, Update, aligned, sum_of_updates
 from rayfl.core.net import as_built, cached_module, load
 from rayfl.core.seeds import stream, torch_generator
 from rayfl.core.tensors import Params, as_tensor, laid_out, nbytes, norm
@@ -26,10 +28,15 @@ from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, T
 from rayfl.evaluation import add_to, judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.metrics import plus
+from rayfl.training import stacked
 from rayfl.training.passes import Passes
 from rayfl.training.sending import RESIDUAL, transformed
 from rayfl.training.settings import precise
+from rayfl.training.together import together
 from rayfl.training.updates import Updates
+
+Answer = tuple[Update | None, dict[str, float], str | None]
+"""A client's update (None if refused), its metrics and the reason of a refusal."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,7 @@ class Worker:
         updates, metrics = sum_of_updates(), PairwiseSum(plus)
         client_states, losses, refused, before = {}, {}, [], norm([broadcast.payload])
         payload = prints(broadcast.payload)
-        for client in job.clients:
-            update, numbers, reason = self._answer(broadcast, client, job.client_states.get(client.id), before)
+        for client, (update, numbers, reason) in zip(job.clients, self._answers(broadcast, job, before), strict=True):
             updates.add(update)
             metrics.add(numbers)
             if update is not None:
@@ -80,21 +86,44 @@ class Worker:
         self.verbs.require_unchanged(broadcast.payload, payload)
         return Trained(updates.total, len(job.clients), client_states, metrics.total, losses, refused)
 
-    def _answer(
-        self, broadcast: Broadcast, client: Client, client_state: ClientState | None, before: float
-    ) -> tuple[Update | None, dict[str, float], str | None]:
-        """Return a client's update (None if refused), its metrics and the reason of a refusal. `before`: norm of the
-        payload."""
+    def _answers(self, broadcast: Broadcast, job: Train, before: float) -> Iterator[Answer]:
+        """Yield the answers of a chunk of clients. `before`: norm of the payload."""
+        for part in aligned(len(job.clients), job.together):
+            visits = [self._visit(broadcast, client, job.client_states) for client in job.clients[part]]
+            with precise(self.method.task.training, self.device):
+                trained = together([partial(self._trained, broadcast, visit) for visit in visits], stacked.train)
+            for visit in visits:
+                update, flops = trained.pop(0)  # freed before the next one is answered
+                residual = cast(ClientState | None, job.client_states.get(visit.client.id, {}).get(RESIDUAL))
+                yield self._answer(broadcast, visit, update, flops, before, residual)
+
+    def _visit(self, broadcast: Broadcast, client: Client, client_states: Mapping[int, ClientState]) -> Visit:
         # the method never sees the residual of the transforms
-        own = laid_out({group: t for group, t in (client_state or {}).items() if group != RESIDUAL}) or None
-        before = max(before, norm([own or {}]))
+        own = {group: t for group, t in client_states.get(client.id, {}).items() if group != RESIDUAL}
         data = self._rows("train", self.federation.train[client.id])
         seed = stream(self.recipe.seed, "local", client.round, client.id)
-        visit = Visit(client, broadcast.selection, data, own, seed, self.public)
-        as_built(cached_module(broadcast.selection.net, self.device))
-        with precise(self.method.task.training, self.device), Passes() as passes:
+        return Visit(client, broadcast.selection, data, laid_out(own) or None, seed, self.public)
+
+    def _trained(self, broadcast: Broadcast, visit: Visit) -> tuple[Update, float]:
+        """Return a client's update and the FLOPs of its passes."""
+        as_built(cached_module(visit.net, self.device))
+        with Passes() as passes:
             update = self.verbs.local_update(broadcast.payload, visit)
-        spent, updates = _cost(broadcast, update, passes.flops), self.recipe.updates
+        return update, passes.flops
+
+    def _answer(
+        self,
+        broadcast: Broadcast,
+        visit: Visit,
+        update: Update,
+        flops: float,
+        before: float,
+        residual: ClientState | None,
+    ) -> Answer:
+        """Return what the server gets of a client."""
+        client, own = visit.client, visit.client_state
+        before = max(before, norm([own or {}]))
+        spent, updates = _cost(broadcast, update, flops), self.recipe.updates
         if (reason := updates.unfit(update, before)) is not None:
             return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
         protection = broadcast.protection
@@ -105,9 +134,9 @@ class Worker:
                 updates.transforms,
                 broadcast.payload,
                 update,
-                stream(seed, "transforms"),
+                stream(visit.seed, "transforms"),
                 broadcast.selection,
-                cast(ClientState | None, (client_state or {}).get(RESIDUAL)),
+                residual,
                 protection,
             )
             update.metrics.pop("bytes_up", None)

@@ -18,6 +18,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from rayfl.clients import Population
 from rayfl.config import Config, ConfigError, Kind, explain, kinds_of, parse, shown, unknown
+from rayfl.core.net import Net
 from rayfl.core.operations import uncounted
 from rayfl.core.server_optimizers import Server
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
@@ -35,6 +36,7 @@ from rayfl.models import MODELS_KIND
 from rayfl.models.base import Model
 from rayfl.models.layers import Scaler
 from rayfl.system import System
+from rayfl.training import stacked
 from rayfl.training.privacy import Privacy
 from rayfl.training.settings import Training
 from rayfl.training.updates import Updates
@@ -76,6 +78,10 @@ class Resources(Config):
     """Torch threads per client actor. The number changes the last bits of results."""
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Maximum number of clients per job. auto: computed from the work per client and the number of actors."""
+    together: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+    """Number of clients of one submodel that train side by side, as one computation, where their steps are alike. auto:
+    by the work of a step, because narrow networks gain and wide ones do not. 1: one client after another. The number
+    changes the last bits of results."""
     checkpoint_seconds: float = Field(default=30.0, ge=0)
     """Seconds between checkpoints; the last round is always saved. 0: one after every round and every server task."""
     checkpoint: Literal["last", "best"] = "last"
@@ -154,7 +160,7 @@ class Experiment(Config):
     def result_config(self) -> dict[str, Any]:
         """Return the values that determine results bit for bit, and must match a checkpoint; `rounds` can change."""
         plain = self.plain()
-        plain["run"] = {"threads": self.run.threads}
+        plain["run"] = {"threads": self.run.threads, "together": self.run.together}
         for name in ("rounds", "listeners"):
             del plain[name]
         plain["data"] = self.data.in_result()
@@ -181,6 +187,10 @@ class Experiment(Config):
         return Task(
             self.model, self.training, nets, max(nets), population.count, population.metric, self.seed, self.data.public
         )
+
+    def together(self, net: Net) -> int:
+        """Return the number of clients with this network that train side by side, at most (`run.together`)."""
+        return stacked.most(net, self.training) if self.run.together == "auto" else self.run.together
 
     def bound(self) -> Method:
         """Return the method, bound to this experiment."""

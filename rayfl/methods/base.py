@@ -25,11 +25,12 @@ from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
 from rayfl.data.base import Public
-from rayfl.data.samples import ClientData
+from rayfl.data.samples import Batch, ClientData
 from rayfl.methods.contract import Contract
 from rayfl.models.base import Model
 from rayfl.training.settings import Fill, Loss, Training, kernels
 from rayfl.training.steps import Objective, fit
+from rayfl.training.together import Ask, answer
 
 Payload = dict
 """Tensors sent to a client: group -> name -> tensor. Their bytes are counted. Read-only on the worker."""
@@ -319,15 +320,19 @@ class Method(Named, ABC):
         spread over all steps.
         """
         training, data = training or self.task.training, visit.data
-        rate = self.task.training.rate(visit.round, len(data), data.repeats * training.batches_of(len(data)))
+        loss, steps = loss or self.loss(visit), training.batches_of(len(data))
+        rate = self.task.training.rate(visit.round, len(data), data.repeats * steps)
+
+        def batches() -> Iterator[Batch]:
+            return data.batches(steps, training.batch_size, torch_generator(visit.seed, "batches"))
+
+        if momentum is None and (sums := answer(Ask(module, batches, loss, training, rate, adjust, project))):
+            return sums
         # CUDA graphs pay off only for a cached module, which other clients use too
         static = data.device.type == "cuda" and module is cached_module(visit.net, data.device)
         ours = kernels(training, visit.net.macs, data.device)
         with ours, torch_scope(stream(visit.seed, "dropout"), data.device):
-            steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
-            batches = data.batches(steps, training.batch_size, generator)
-            loss = loss or self.loss(visit)
-            return fit(module, batches, loss, training, rate, adjust, project, momentum, static, goal=data.goal)
+            return fit(module, batches(), loss, training, rate, adjust, project, momentum, static, goal=data.goal)
 
     def weight_of(self, data: ClientData) -> float:
         """Return the client's weight in the mean."""

@@ -51,10 +51,14 @@ def describe(
     method = experiment.bound()
     state, traffic_of = method.init(), sent(experiment, notify)
     training = experiment.training
-    gb = costs.actor_gb(method.task.nets.values(), training.batch_size, training.moments)
+    gb = costs.actor_gb(method.task.nets.values(), training.batch_size, training.moments, experiment.together)
     notify(
         f"Memory of a client actor: about {gb:.2g} GB, with batches of {training.batch_size} samples (run.memory: auto)"
     )
+    groups = {capacity: experiment.together(net) for capacity, net in method.task.nets.items()}
+    if any(group > 1 for group in groups.values()):
+        shown = ", ".join(f"{group} at {capacity:g}" for capacity, group in groups.items() if group > 1)
+        notify(f"Clients of one submodel train side by side, at most {shown} (run.together: {experiment.run.together})")
     for note in experiment.model.notes():
         notify(note)
     return [

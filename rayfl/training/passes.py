@@ -9,7 +9,7 @@ functions of tensors (`torch.nn.functional.linear`), torch's recurrent layers, a
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
@@ -77,6 +77,10 @@ class Passes:
             yield metrics
         finally:
             self._listen()
+        self.trained(net, metrics)
+
+    def trained(self, net: Net, metrics: Mapping[str, float]) -> None:
+        """Count a training of a rayfl network, by `train_samples` of its metrics."""
         self.flops += costs.training_flops(net, int(metrics["train_samples"]))
 
     def around(self, function: Callable[..., R]) -> Callable[..., R]:
@@ -90,6 +94,22 @@ class Passes:
                 self._pause()
 
         return counted
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Count nothing in this thread inside the block, where other visits run."""
+    passes = current()
+    if passes is None:
+        yield
+        return
+    passes._pause()
+    _here.passes = None
+    try:
+        yield
+    finally:
+        _here.passes = passes
+        passes._listen()
 
 
 def current() -> Passes | None:

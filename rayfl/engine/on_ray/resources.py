@@ -69,7 +69,7 @@ def memory_of(experiment: Experiment) -> float:
     if run.memory != "auto":
         return run.memory * 1e9
     nets = experiment.bound().task.nets
-    return costs.actor_gb(nets.values(), training.batch_size, training.moments) * 1e9
+    return costs.actor_gb(nets.values(), training.batch_size, training.moments, experiment.together) * 1e9
 
 
 def reserved(experiment: Experiment, actors: int, gpus: float) -> float:

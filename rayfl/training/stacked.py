@@ -1,0 +1,261 @@
+"""Training steps of several clients as one computation: `torch.vmap` over their stacked parameters.
+
+A step of a narrow network on a CPU spends its time on calls of operations, not on their work, and C stacked clients
+share the calls. Each client keeps its own samples, number of steps, learning rates, label set, running statistics,
+optimizer, clipping and hooks. Batches of different sizes are different calls, so that norms and means are those of the
+client's own batch. Gradients differ from those of a client alone in the last bits, because sums have another order.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from rayfl.core import norms
+from rayfl.core.compiler import without_compiler
+from rayfl.core.joined import call, parameters_of
+from rayfl.core.net import Net
+from rayfl.core.seeds import PROCESS
+from rayfl.core.tensors import Params, split_as
+from rayfl.data.samples import Batch
+from rayfl.training.passes import Passes
+from rayfl.training.settings import Training, mask_logits
+from rayfl.training.steps import Hook, Objective
+from rayfl.training.together import Ask
+
+MOST = 32
+"""Clients that train together, at most: the gain of more is small (`scripts/bench_step.py`)."""
+LEAST = 6
+"""Clients that train together, at least: a stacked step takes as long as three to five steps of one client."""
+STEP_MACS = 2e7
+"""Multiply-adds of a client's step up to which company makes it faster on a CPU."""
+GROUP_MACS = 1.28e8
+"""Multiply-adds of a step of all clients together, at most."""
+GROUP_ELEMENTS = 2**25
+"""Elements of parameters, gradients and activations of all clients together, at most: 128 MB."""
+
+_refused: WeakKeyDictionary[nn.Module, set] = WeakKeyDictionary()
+"""Module -> keys of asks that `vmap` cannot answer."""
+
+
+def most(net: Net, training: Training) -> int:
+    """Return the number of clients with this network that train together. 1: each alone."""
+    step = max(training.batch_size * net.macs, 1)
+    elements = 4 * net.parameters + training.batch_size * net.activations + 1
+    group = min(MOST, GROUP_MACS / step, GROUP_ELEMENTS / elements)
+    return 1 if step > STEP_MACS or group < LEAST else 1 << int(math.log2(group))
+
+
+def train(asks: Sequence[Ask]) -> None:
+    """Answer asks with equal keys. They stay as they are if the network or the loss cannot be stacked: it draws random
+    numbers, reads values, or has operations that `vmap` does not know."""
+    refused = _refused.setdefault(asks[0].module, set())
+    if len(asks) < LEAST or asks[0].key in refused:
+        return
+    stacked = Stacked(asks)
+    try:
+        with PROCESS, _strict():
+            stacked.train()
+    except Exception as error:
+        # an error of the visit itself is raised again when it trains alone
+        if any(stacked.steps) or isinstance(error, MemoryError | torch.OutOfMemoryError):
+            raise
+        refused.add(asks[0].key)
+
+
+@contextmanager
+def _strict() -> Iterator[None]:
+    """Raise an error where `vmap` would run an operation client by client."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="There is a performance drop")
+        yield
+
+
+class Stacked:
+    """The training of C clients. Rows are clients, and the first columns are the trained parameters."""
+
+    def __init__(self, asks: Sequence[Ask]):
+        self.asks, self.module, self.training = asks, asks[0].module, asks[0].training
+        self.objective = cast(Objective, asks[0].loss)
+        self.named = parameters_of(self.module)
+        trained = dict(zip(self.named, asks[0].trained, strict=True))
+        self.trained = {name: p for name, p in self.named.items() if trained[name]}
+        self.columns = self.trained | self.named
+        """Name -> parameter, in the order of the columns."""
+        self.values = self._reordered(torch.stack([ask.values for ask in asks]), self.named, self.columns)
+        """Parameters of all clients [C, P]."""
+        width = sum(p.numel() for p in self.trained.values())
+        self.rows = [nn.Parameter(row) for row in self.values[:, :width]]
+        self.gradients = self.values.new_zeros(len(asks), width)
+        self.optimizer: torch.optim.Optimizer | None = None
+        sets = [cast(Objective, ask.loss).present for ask in asks]
+        self.present = None if sets[0] is None else torch.stack(cast(list[torch.Tensor], sets))
+        """Label sets [C, classes] bool; None: logits are not masked."""
+        static = norms.static_norms(self.module).values()
+        self.norms = [norm for norm, pair in zip(static, asks[0].running, strict=True) if pair]
+        running = [[pair for pair in ask.running if pair] for ask in asks]
+        self.running = [tuple(map(torch.stack, zip(*pairs, strict=True))) for pairs in zip(*running, strict=True)]
+        """Per tracked norm, running means and variances of all clients [C, channels]."""
+        self.views: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        """Client with hooks -> its parameters and gradients, for the module."""
+        self.steps, self.samples = [0] * len(asks), [0] * len(asks)
+        self.total = self.values.new_zeros(len(asks))
+
+    @staticmethod
+    def _reordered(values: torch.Tensor, given: Params, wanted: Params) -> torch.Tensor:
+        """Return values [C, P] with the columns of `given` in the order of `wanted`."""
+        if list(given) == list(wanted):
+            return values
+        parts = dict(zip(given, values.split([t.numel() for t in given.values()], 1), strict=True))
+        return torch.cat([parts[name] for name in wanted], 1)
+
+    def train(self) -> None:
+        """Make all steps of all clients and answer them."""
+        batches = {i: iter(ask.batches()) for i, ask in enumerate(self.asks)}
+        while batches:
+            for rows, x, y in self._next(batches):
+                self._step(rows, x, y)
+        ends = self._reordered(self.values, self.columns, self.named)
+        for i, ask in enumerate(self.asks):
+            ask.values = ends[i]
+            ask.sums = {"train_loss": float(self.total[i]), "train_samples": self.samples[i], "steps": self.steps[i]}
+            for pair, stacked in zip(filter(None, ask.running), self.running, strict=True):
+                for statistic, all_of_them in zip(pair, stacked, strict=True):
+                    statistic.copy_(all_of_them[i])
+
+    def _next(self, batches: dict[int, Iterator[Batch]]) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        """Yield the next batches of all clients, those of one shape together: clients, x [k, B, ...], y [k, B, ...].
+        Clients without another batch leave `batches`."""
+        alike: dict[tuple[torch.Size, torch.Size], list[tuple[int, Batch]]] = {}
+        for i, iterator in list(batches.items()):
+            if (batch := next(iterator, None)) is None:
+                del batches[i]
+            else:
+                alike.setdefault((batch[0].shape, batch[1].shape), []).append((i, batch))
+        for some in alike.values():
+            for part in [some] if len(some) >= LEAST else [[one] for one in some]:
+                x, y = (torch.stack([batch[place] for _, batch in part]) for place in (0, 1))
+                yield [i for i, _ in part], x, y
+
+    def _step(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> None:
+        """Make a step of these clients."""
+        losses = self._backward(rows, x, y)
+        rates: dict[float, list[int]] = {}
+        for i in rows:
+            lr = self.asks[i].lr
+            rates.setdefault(lr(self.steps[i]) if callable(lr) else lr, []).append(i)
+        for i in rows:
+            self._hooked(i, self.asks[i].adjust)
+        self._clip(rows)
+        for lr, some in rates.items():
+            self._descend(some, lr)
+        for i in rows:
+            self._hooked(i, self.asks[i].project)
+            self.steps[i] += 1
+            self.samples[i] += y.shape[1]
+        self.total[rows] += losses * y.shape[1]
+
+    def _backward(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Compute the gradients of these clients, and return their losses [k]."""
+        everyone = len(rows) == len(self.asks)
+
+        def of(stacked: torch.Tensor) -> torch.Tensor:
+            return stacked if everyone else stacked[rows]
+
+        values, running = of(self.values), [tuple(map(of, pair)) for pair in self.running]
+        parts = values.split([p.numel() for p in self.columns.values()], 1)
+        leaves = {n: t.view(len(rows), *p.shape) for (n, p), t in zip(self.columns.items(), parts, strict=True)}
+        trained = [leaves[name].requires_grad_() for name in self.trained]
+        losses = self._losses(leaves, x, y, None if self.present is None else of(self.present), running)
+        # plain SGD leaves parameters without a gradient as they are; other optimizers would move them by zeros
+        unused = not self.training.moves_at_rest
+        found = torch.autograd.grad(losses.sum(), trained, materialize_grads=unused)
+        self.gradients[rows] = torch.cat([gradient.flatten(1) for gradient in found], 1)
+        if not everyone:
+            for pair, some in zip(self.running, running, strict=True):
+                for stacked, new in zip(pair, some, strict=True):
+                    stacked[rows] = new
+        return losses.detach()
+
+    def _losses(
+        self,
+        params: Params,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        present: torch.Tensor | None,
+        running: list[tuple[torch.Tensor, ...]],
+    ) -> torch.Tensor:
+        """Return the loss of every client [k], and update the running statistics."""
+        if len(x) > 1:
+            return torch.vmap(self._loss, in_dims=(0, 0, 0, None if present is None else 0, 0))(
+                params, x, y, present, running
+            )
+        alone = {name: t[0] for name, t in params.items()}
+        pairs = [tuple(t[0] for t in pair) for pair in running]
+        return self._loss(alone, x[0], y[0], None if present is None else present[0], pairs)[None]
+
+    def _loss(
+        self,
+        params: Params,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        present: torch.Tensor | None,
+        running: list[tuple[torch.Tensor, ...]],
+    ) -> torch.Tensor:
+        for norm, pair in zip(self.norms, running, strict=True):
+            norm.running = cast(tuple[torch.Tensor, torch.Tensor], pair)
+        try:
+            logits = call(self.module, params, x)
+        finally:
+            for norm in self.norms:
+                norm.running = None
+        if present is not None:
+            logits = mask_logits(logits, present, self.objective.fill)
+        return self.objective.goal.loss(logits, y)
+
+    def _hooked(self, i: int, hook: Hook | None) -> None:
+        """Call a hook of a client with its parameters and gradients in the module."""
+        if hook is None:
+            return
+        if i not in self.views:
+            views = split_as(self.values[i], list(self.columns.values()))
+            self.views[i] = views, split_as(self.gradients[i], list(self.trained.values()))
+        values, gradients = self.views[i]
+        own = [p.data for p in self.columns.values()]
+        for p, value in zip(self.columns.values(), values, strict=True):
+            p.data = value
+        for p, gradient in zip(self.trained.values(), gradients, strict=True):
+            p.grad = gradient
+        with Passes() as passes:
+            hook(self.module)
+        if (counted := self.asks[i].passes) is not None:
+            counted.flops += passes.flops
+        for p, value in zip(self.columns.values(), own, strict=True):
+            p.data = value
+        for p, gradient in zip(self.trained.values(), gradients, strict=True):
+            if p.grad is not gradient:
+                gradient.copy_(cast(torch.Tensor, p.grad))
+            p.grad = None
+
+    def _clip(self, rows: list[int]) -> None:
+        if self.training.clip is None:
+            return
+        norm = torch.linalg.vector_norm(self.gradients[rows], dim=1, keepdim=True)
+        self.gradients[rows] *= (self.training.clip / (norm + 1e-6)).clamp_(max=1.0)
+
+    def _descend(self, rows: list[int], lr: float) -> None:
+        """Change the parameters of these clients by their gradients."""
+        if self.optimizer is None:
+            self.optimizer = self.training.new_optimizer(self.rows, lr)
+        self.optimizer.param_groups[0]["lr"] = lr
+        for i in rows:
+            self.rows[i].grad = self.gradients[i]
+        with without_compiler:
+            self.optimizer.step()
+        for i in rows:
+            self.rows[i].grad = None
