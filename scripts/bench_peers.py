@@ -39,9 +39,12 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "ray": (),
     "flower": ("flwr[simulation]==1.41.0",),
     "pfl": ("pfl==0.6.0",),
+    "jax": ("jax==0.10.2",),
 }
 """System -> packages of its environment besides torch; rayfl and the bare loops run in the current environment."""
 HETEROGENEOUS = ("rayfl", "flower")
+NARROW: Mapping[str, tuple[str, ...]] = {"jax": ("tiny", "narrow", "quarter")}
+"""System -> its workloads, if it has not all: JAX's convolutions of whole networks are many times slower."""
 COLD = "cold"
 """Workload that restarts every system in every turn."""
 NEWEST_PYTHON = (3, 12)
@@ -273,8 +276,9 @@ def main() -> None:
         return Side(system, pythons[system], workload, logs)
 
     for workload in options.workloads:
-        equal = workload == COLD or WORKLOADS[workload].widths == (1.0,)
+        equal = workload == COLD or WORKLOADS[workload].is_equal
         systems = [system for system in options.systems if equal or system in HETEROGENEOUS]
+        systems = [system for system in systems if system not in NARROW or workload in NARROW[system]]
         if not systems:
             continue
         try:

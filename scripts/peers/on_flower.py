@@ -36,7 +36,7 @@ def main(name: str, turns: Turns) -> None:
             if not turns.wait(lambda: loaded(workload, arrays)):
                 raise Closed
 
-        strategy = Whole if workload.widths == (1.0,) else HeteroFL
+        strategy = Whole if workload.is_equal else HeteroFL
         try:
             strategy(
                 fraction_train=workload.cohort / workload.clients,

@@ -26,7 +26,7 @@ def experiment(workload: Workload, actors: int) -> rayfl.Experiment:
         clients={"count": workload.clients, "cohort": workload.cohort, "capacities": workload.widths},
         model={"name": workload.model, "norm": "none"},
         training={"epochs": workload.epochs, "batch_size": workload.batch, "lr": LR},
-        method="fedavg" if workload.widths == (1.0,) else heterofl,
+        method="fedavg" if workload.is_equal else heterofl,
         evaluation={"every": 10**6, "holdout": 0.0, "clients": False},
         # on CPUs, as the peers
         run={"actors": actors, "gpus": 0},

@@ -27,9 +27,22 @@ class Workload:
     """By the name that it has in rayfl."""
     shape: tuple[int, int, int] = (1, 28, 28)
     widths: tuple[float, ...] = (1.0,)
-    """Shares of the channels; blocks of clients of equal length have one each."""
+    """Shares of the channels, the largest first; blocks of clients of equal length have one each."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all clients have one network."""
+        return len(self.widths) == 1
 
 
+TINY = Workload(
+    "1,000 of 1,000 clients x 1 step of batch 20, 53,002 parameters",
+    1000,
+    cohort=1000,
+    samples=20,
+    model="digits_cnn",
+    shape=(1, 8, 8),
+)
 COMPUTE = Workload("10 of 100 clients x 30 steps of batch 20, 1,663,370 parameters")
 WORKLOADS = {
     "compute": COMPUTE,
@@ -37,13 +50,20 @@ WORKLOADS = {
         "50 of 1,000 clients x 5 steps of batch 10, 1,663,370 parameters", 1000, cohort=50, samples=50, batch=10
     ),
     "noop": replace(COMPUTE, about="10 of 100 clients that do nothing, 1,663,370 parameters", epochs=0),
-    "tiny": Workload(
-        "1,000 of 1,000 clients x 1 step of batch 20, 53,002 parameters",
-        1000,
-        cohort=1000,
-        samples=20,
-        model="digits_cnn",
-        shape=(1, 8, 8),
+    "tiny": TINY,
+    "narrow": replace(
+        TINY,
+        about="500 of 1,000 clients x 5 steps of batch 20, 334 parameters (width 1/16)",
+        cohort=500,
+        samples=100,
+        widths=(1 / 16,),
+    ),
+    "quarter": replace(
+        TINY,
+        about="500 of 1,000 clients x 5 steps of batch 20, 3,706 parameters (width 1/4)",
+        cohort=500,
+        samples=100,
+        widths=(1 / 4,),
     ),
     "heterofl": replace(
         COMPUTE,
@@ -87,8 +107,9 @@ class Data:
             return float(F.cross_entropy(module(x), y))
 
 
-def build(workload: Workload, width: float = 1.0) -> nn.Sequential:
-    """The network with this share of its channels, in PyTorch's default layout."""
+def build(workload: Workload, width: float | None = None) -> nn.Sequential:
+    """The network with this share of its channels, by default the largest, in PyTorch's default layout."""
+    width = width or workload.widths[0]
     kernel, hidden = {"mcmahan_cnn": (5, 512), "digits_cnn": (3, 128)}[workload.model]
     channels, height, _ = workload.shape
     first, second, hidden = (int(width * full) for full in (32, 64, hidden))
