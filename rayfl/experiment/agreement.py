@@ -207,10 +207,11 @@ def _check_forward(net: Net) -> None:
             f"model: {net.model.name} has no layer whose operations are counted. Allowed: layers of torch, or modules "
             "with `multiply_adds(output)` (PLUGINS.md)"
         )
-    if other := {str(p.dtype) for p in net.blank().parameters() if p.dtype != torch.float32}:
+    allowed = torch.get_default_dtype()
+    if other := {str(p.dtype) for p in net.blank().parameters() if p.dtype != allowed}:
         raise ValueError(
             f"model: {net.model.name} has trained parameters of type {', '.join(sorted(other))}. Allowed: "
-            "torch.float32. Hint: another type is for the frozen base of model lora"
+            f"{allowed}. Hint: another type is for the frozen base of model lora"
         )
 
 

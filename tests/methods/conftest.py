@@ -12,7 +12,7 @@ def clients_answer(monkeypatch):
     def answer(*values: float) -> None:
         left = iter(values)
 
-        def fill(module, *args):
+        def fill(module, *args, **kwargs):
             value = next(left)
             with torch.no_grad():
                 for parameter in module.parameters():
