@@ -8,7 +8,7 @@ client's own batch. Gradients differ from those of a client alone in the last bi
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -85,7 +85,7 @@ class Stacked:
         self.named = parameters_of(self.module)
         trained = dict(zip(self.named, asks[0].trained, strict=True))
         self.trained = {name: p for name, p in self.named.items() if trained[name]}
-        self.columns = self.trained | self.named
+        self.columns = {**self.trained, **self.named}
         """Name -> parameter, in the order of the columns."""
         self.values = self._reordered(torch.stack([ask.values for ask in asks]), self.named, self.columns)
         """Parameters of all clients [C, P]."""
@@ -107,7 +107,9 @@ class Stacked:
         self.total = self.values.new_zeros(len(asks))
 
     @staticmethod
-    def _reordered(values: torch.Tensor, given: Params, wanted: Params) -> torch.Tensor:
+    def _reordered(
+        values: torch.Tensor, given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         """Return values [C, P] with the columns of `given` in the order of `wanted`."""
         if list(given) == list(wanted):
             return values

@@ -18,7 +18,8 @@ from torch import nn
 
 from rayfl.core import norms
 from rayfl.core.joined import parameters_of
-from rayfl.core.net import net_of
+from rayfl.core.net import load, net_of
+from rayfl.core.tensors import split_as
 from rayfl.data.samples import Batch
 from rayfl.training.passes import Passes, apart, current
 from rayfl.training.settings import Loss, Rate, Training
@@ -73,14 +74,12 @@ class Ask:
         for norm in static:
             norm.running = None
 
-    @torch.no_grad()
     def put_back(self) -> None:
         """Put the visit's state back into the module."""
         self.module.train()
-        parameters = list(parameters_of(self.module).values())
-        parts = self.values.split([p.numel() for p in parameters])
-        torch._foreach_copy_(parameters, [part.view(p.shape) for p, part in zip(parameters, parts, strict=True)])
-        for parameter, trains in zip(parameters, self.trained, strict=True):
+        named = parameters_of(self.module)
+        load(self.module, dict(zip(named, split_as(self.values, list(named.values())), strict=True)))
+        for parameter, trains in zip(named.values(), self.trained, strict=True):
             parameter.requires_grad_(trains)
         for norm, running in zip(norms.static_norms(self.module).values(), self.running, strict=True):
             norm.running = running
@@ -93,12 +92,12 @@ class _Visit(greenlet):
     """What it waits for."""
     result: Any = None
 
-    def __init__(self, run: Callable[[], Any]):
-        super().__init__()
-        self._run = run
+    def __init__(self, visit: Callable[[], Any]):
+        super().__init__(self._end)
+        self._visit = visit
 
-    def run(self) -> None:
-        self.result = self._run()
+    def _end(self) -> None:
+        self.result = self._visit()
 
 
 def answer(ask: Ask) -> dict[str, float] | None:
