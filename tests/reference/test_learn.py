@@ -131,7 +131,7 @@ def test_explain_of_every_path():
     [
         (
             "training.lrr",
-            "training.lrr: training has no setting 'lrr'. Did you mean 'lr'? Allowed: batch_size, betas, ",
+            "training.lrr: training has no setting 'lrr'. Did you mean 'lr'? Allowed: accumulate, batch_size, ",
         ),
         ("trainig", "trainig: a file has no setting 'trainig'. Did you mean 'training'? Allowed: clients, data, "),
         (
