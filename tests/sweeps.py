@@ -14,7 +14,7 @@ LR = {"training.lr": {"grid": [0.1, 0.2]}}
 def write(tmp_path, rows=("heterofl",), experiment=None, **search):
     """A file of rows that are methods, or of `rows` as a mapping."""
     path = tmp_path / "small.yaml"
-    given = TINY | {"rounds": ROUNDS, "evaluation": {"every": 3}, "run": {"chunk": 1}} | (experiment or {})
+    given = TINY | {"rounds": ROUNDS, "evaluation": {"every": 3}, "run": {"chunk": 1, "actors": 1}} | (experiment or {})
     rows = rows if isinstance(rows, dict) else {row: {"method": row} for row in rows}
     path.write_text(yaml.safe_dump({"experiment": given, "rows": rows, "search": search}, sort_keys=False))
     return path
