@@ -1,6 +1,6 @@
-"""Time of a client's steps, in three tables of ratios: tiny networks, masks, and widths.
+"""Time of a client's steps, in four tables of ratios: tiny networks, clients side by side, masks, and widths.
 
-    python scripts/bench_step.py                         # all three
+    python scripts/bench_step.py                         # all four
     python scripts/bench_step.py --against ../older      # also compare tiny networks with another checkout
 
 A row is a whole visit of one client, `method.local_update`: loading weights, batches, steps, update. It is measured in
@@ -44,7 +44,9 @@ from rayfl.engine.memory import keep_freed_memory  # noqa: E402
 from rayfl.methods import METHODS  # noqa: E402
 from rayfl.methods.base import Client, Task, Visit  # noqa: E402
 from rayfl.models import MODELS  # noqa: E402
+from rayfl.training import stacked  # noqa: E402
 from rayfl.training.settings import Training  # noqa: E402
+from rayfl.training.together import together  # noqa: E402
 
 LETTERS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 """HeteroFL's five widths."""
@@ -170,6 +172,18 @@ WIDTHS = {f"mcmahan_cnn, {letter}": Case("heterofl", "mcmahan_cnn", width) for l
     for letter, width in LETTERS.items()
 }
 
+COMPANY = {
+    f"{model}, {letter}": Case("fedavg", model, width, 10, 20, size)
+    for model, size, letters in (
+        ("digits_cnn", None, "eca"),
+        ("resnet8", (1, 28, 28), "eca"),
+        ("mcmahan_cnn", None, "ec"),
+    )
+    for letter, width in LETTERS.items()
+    if letter in letters
+}
+GROUPS = (8, 32)
+
 
 # tables
 
@@ -192,6 +206,30 @@ def tiny(turns: int, against: Path | None) -> dict[str, dict[str, float]]:
         }
         if there:
             rows[name]["times the other's"] = statistics.median(ratios(found[name], found[f"{name}, there"]))
+    return rows
+
+
+def company(turns: int) -> dict[str, dict[str, float]]:
+    """Return per row: microseconds per client and step alone, with so many clients side by side, and their ratios; and
+    the number that `run.together: auto` chooses."""
+    sides, rows = {}, {}
+    for name, case in COMPANY.items():
+        train = case.visit()[0]
+        sides[name] = case.seconds(train)
+        for group in GROUPS:
+            sides[f"{name}, {group}"] = case.seconds(functools.partial(together, [train] * group, stacked.train))
+    found = in_turns(sides, turns)
+    for name, case in COMPANY.items():
+        rows[name] = {"us a step alone": statistics.median(found[name]) / case.steps * 1e6}
+        for group in GROUPS:
+            shared = [seconds / group for seconds in found[f"{name}, {group}"]]
+            rows[name] |= {
+                f"{group} together": statistics.median(shared) / case.steps * 1e6,
+                f"ratio of {group}": statistics.median(ratios(shared, found[name])),
+            }
+        given: dict[str, Any] = {"input": case.input} if case.input else {}
+        training = Training(batch_size=case.batch_size)
+        rows[name]["auto"] = stacked.most(Net(MODELS[case.model](**given), case.width), training)
     return rows
 
 
@@ -299,7 +337,7 @@ def show(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def main() -> None:
-    tables = ("tiny", "masks", "widths")
+    tables = ("tiny", "company", "masks", "widths")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", choices=tables, help="print only this table")
     parser.add_argument("--turns", type=int, default=9, help="measured turns (default: 9)")

@@ -246,10 +246,15 @@ def cached_module(net: Net, device: torch.device) -> nn.Module:
     return module
 
 
+def in_training(module: nn.Module) -> nn.Module:
+    """Return the module in training mode. `module.train()` of one that is in it takes longer."""
+    return module if all(layer.training for layer in module.modules()) else module.train()
+
+
 def as_built(module: nn.Module) -> nn.Module:
     """Return the cached module in training mode and without statistics, as in a new process. Otherwise a method that
     does not set them would see those of the process's last job, such as an evaluation."""
-    norms.load(module.train(), {})
+    norms.load(in_training(module), {})
     return module
 
 

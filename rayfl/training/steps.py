@@ -16,7 +16,7 @@ from torch import nn
 from rayfl.core import norms
 from rayfl.core.compiler import without_compiler
 from rayfl.core.joined import Joined, descend, joined, parameters_of
-from rayfl.core.net import net_of
+from rayfl.core.net import in_training, net_of
 from rayfl.core.tensors import Params
 from rayfl.data.goal import Goal
 from rayfl.data.samples import Batch
@@ -98,9 +98,7 @@ def _fit(
     static: bool,
     goal: Goal | None,
 ) -> dict[str, float]:
-    # module.train() is slow
-    if not all(m.training for m in module.modules()):
-        module.train()
+    in_training(module)
     hooked = adjust is not None or project is not None or momentum is not None
     if static and isinstance(loss, Objective) and not hooked and not norms.is_tracked(module):
         steps = static_steps(module, loss, training)

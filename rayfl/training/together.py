@@ -18,7 +18,7 @@ from torch import nn
 
 from rayfl.core import norms
 from rayfl.core.joined import parameters_of
-from rayfl.core.net import load, net_of
+from rayfl.core.net import in_training, load, net_of
 from rayfl.core.tensors import split_as
 from rayfl.data.samples import Batch
 from rayfl.training.passes import Passes, apart, current
@@ -60,8 +60,7 @@ class Ask:
 
     def take_out(self) -> None:
         """Take the visit's state out of the module."""
-        if not all(m.training for m in self.module.modules()):
-            self.module.train()
+        in_training(self.module)
         parameters, objective = parameters_of(self.module).values(), cast(Objective, self.loss)
         self.trained = tuple(p.requires_grad for p in parameters)
         self.values = torch.cat([p.detach().reshape(-1) for p in parameters])
@@ -76,7 +75,7 @@ class Ask:
 
     def put_back(self) -> None:
         """Put the visit's state back into the module."""
-        self.module.train()
+        in_training(self.module)
         named = parameters_of(self.module)
         load(self.module, dict(zip(named, split_as(self.values, list(named.values())), strict=True)))
         for parameter, trains in zip(named.values(), self.trained, strict=True):
