@@ -201,7 +201,7 @@ def test_clients_in_the_mean(count, bias, monkeypatch):
     state["params"]["head.bias"] = torch.tensor([1.0, 1.0, 2.0, 4.0])
     answers = iter([torch.tensor([3.0, 2.0, 2.0, 4.0]), torch.tensor([1.0, 1.0, 2.0, 4.0])])
 
-    def answer(above, *args):
+    def answer(above, *args, **kwargs):
         with torch.no_grad():
             above.part.params["head.bias"].copy_(next(answers))
         return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
