@@ -11,8 +11,8 @@ from rayfl.core.fold import aligned
 from rayfl.core.net import Net
 from rayfl.core.submodel import Selection
 from rayfl.methods.base import Client
+from rayfl.training import stacked
 from rayfl.training.settings import Training
-from rayfl.training.stacked import LEAST
 
 JOBS = 3
 """Jobs per worker and round, if there are enough clients: workers then finish at about the same time."""
@@ -59,7 +59,7 @@ class Division:
         on their sizes. Large networks come first, in the order of submission, so that no answer waits."""
         chunks, visits = [], sum(len(clients) for _, clients in cohort.values())
         for key, (selection, clients) in sorted(cohort.items(), key=lambda item: -item[1][0].net.macs):
-            group = self.together(selection.net) if len(clients) >= LEAST else 1
+            group = self.together(selection.net) if len(clients) >= stacked.LEAST else 1
             # jobs are whole groups, so that groups do not depend on the workers
             parts = list(aligned(len(clients), max(group, self._most(selection.net, clients, visits))))
             branch = BRANCH * (parts[0].stop - parts[0].start)

@@ -90,8 +90,9 @@ class Worker:
         """Yield the answers of a chunk of clients. `before`: norm of the payload."""
         for part in aligned(len(job.clients), job.together):
             visits = [self._visit(broadcast, client, job.client_states) for client in job.clients[part]]
+            runs = [partial(self._trained, broadcast, visit) for visit in visits]
             with precise(self.method.task.training, self.device):
-                trained = together([partial(self._trained, broadcast, visit) for visit in visits], stacked.train)
+                trained = together(runs, stacked.train) if len(runs) >= stacked.LEAST else [run() for run in runs]
             for visit in visits:
                 update, flops = trained.pop(0)  # freed before the next one is answered
                 residual = cast(ClientState | None, job.client_states.get(visit.client.id, {}).get(RESIDUAL))
