@@ -25,16 +25,19 @@ from peers.timing import in_turns
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.func import functional_call, grad, stack_module_state, vmap
 
+from rayfl.core import norms
+from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net, cached_module, load, params_of
-from rayfl.core.tensors import Params, as_vector
+from rayfl.core.tensors import as_vector
 from rayfl.data.goal import Classes
 from rayfl.models import MODELS
 from rayfl.training.settings import Training, precise
+from rayfl.training.stacked import Stacked
 from rayfl.training.steps import Objective, Steps, fit, static_steps
+from rayfl.training.together import Ask
 
-GOAL, LR, TOGETHER = Classes(10), 0.01, 8
+GOAL, LR, TOGETHER = Classes(10), 0.01, (8, 32)
 OBJECTIVE = Objective(GOAL, "none", None)
 Step = Callable[[], Any]
 
@@ -115,8 +118,8 @@ def ways(net: Net, size: int, device: torch.device, compiled: bool = False) -> d
         "SGD, fused": plain(fused=True),
         "rayfl, not recorded": lambda: eager.run(*batch, LR),
         "rayfl, recorded": lambda: recorded.run(*batch, LR),
-        f"vmap of {TOGETHER}, per client": vmap_step(net.build().to(device), batch)[0],
     }
+    found |= {f"{n} together, per client": stacked_step(net.build().to(device), batch, n) for n in TOGETHER}
     if compiled:
         module = net.build().to(device)
         faster, optimizer = torch.compile(module, mode="reduce-overhead"), torch.optim.SGD(module.parameters(), LR)
@@ -130,24 +133,16 @@ def step_of(module: Callable, optimizer: torch.optim.Optimizer, batch: tuple[tor
     optimizer.step()
 
 
-def vmap_step(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Step, Params]:
-    """Return a function that steps several equal clients at once, and their parameters, [clients, ...] each."""
-    module.train()
-    params, _ = stack_module_state([module] * TOGETHER)
-    params = {name: t.detach() for name, t in params.items()}
-    x, y = (t.expand(TOGETHER, *t.shape) for t in batch)
-
-    def loss(own: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(functional_call(module, own, (x,)), y)
-
-    gradients = vmap(grad(loss))
-
-    def step() -> None:
-        found = gradients(params, x, y)
-        for name, t in params.items():
-            t.add_(found[name], alpha=-LR)
-
-    return step, params
+def stacked_step(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], clients: int) -> Step:
+    """Return a function that makes a step of several clients side by side."""
+    parameters = list(parameters_of(module.train()).values())
+    values = torch.cat([p.detach().reshape(-1) for p in parameters])
+    trained, running = (True,) * len(parameters), [None] * len(norms.static_norms(module))
+    asks = [
+        Ask(module, list, OBJECTIVE, Training(), LR, None, None, None, trained, running, values) for _ in range(clients)
+    ]
+    stacked, (x, y) = Stacked(asks), (torch.stack([t] * clients) for t in batch)
+    return lambda: stacked.step(list(range(clients)), x, y)
 
 
 # checks
@@ -206,7 +201,8 @@ def rows_of(name: str, net: Net, size: int, scale: Scale, device: torch.device) 
     module, payload = net.build().to(device), params_of(net.build())
     contenders["change of clients"] = seconds_a_step(lambda: load(module, payload), scale.steps, device)
     found = {way: statistics.median(turns) * 1e6 for way, turns in in_turns(contenders, scale.turns).items()}
-    found[f"vmap of {TOGETHER}, per client"] /= TOGETHER
+    for n in TOGETHER:
+        found[f"{n} together, per client"] /= n
     found["recorded: times as fast"] = found["rayfl, not recorded"] / found["rayfl, recorded"]
     return {"network": name, "batch": size} | found
 

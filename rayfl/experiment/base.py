@@ -77,7 +77,8 @@ class Resources(Config):
     threads: int = Field(default=1, ge=1, le=1024)
     """Torch threads per client actor. The number changes the last bits of results."""
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Maximum number of clients per job. auto: computed from the work per client and the number of actors."""
+    """Maximum number of clients per job; those that train side by side are in one job. auto: computed from the work per
+    client and the number of actors."""
     together: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     """Number of clients of one submodel that train side by side, as one computation, where their steps are alike. auto:
     by the work of a step, because narrow networks gain and wide ones do not. 1: one client after another. The number

@@ -121,7 +121,7 @@ class Stacked:
         batches = {i: iter(ask.batches()) for i, ask in enumerate(self.asks)}
         while batches:
             for rows, x, y in self._next(batches):
-                self._step(rows, x, y)
+                self.step(rows, x, y)
         ends = self._reordered(self.values, self.columns, self.named)
         for i, ask in enumerate(self.asks):
             ask.values = ends[i]
@@ -144,8 +144,8 @@ class Stacked:
                 x, y = (torch.stack([batch[place] for _, batch in part]) for place in (0, 1))
                 yield [i for i, _ in part], x, y
 
-    def _step(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> None:
-        """Make a step of these clients."""
+    def step(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> None:
+        """Make a step of these clients on inputs [k, B, ...] and labels [k, B, ...]."""
         losses = self._backward(rows, x, y)
         rates: dict[float, list[int]] = {}
         for i in rows:

@@ -147,7 +147,8 @@ def test_an_actor_dies_in_the_middle_of_a_round(pool, tmp_path, undisturbed):
 
 def test_of_many_networks_only_those_in_flight_are_there(pool, tmp_path, monkeypatch):
     """A carry is loaded when its job goes out, and what a key shares is given up with its last answer."""
-    simulation = on_ray(pool, tiny(method=PersonalHead(), clients={"count": 24, "cohort": 24}), tmp_path)
+    experiment = tiny(method=PersonalHead(), clients={"count": 24, "cohort": 24}, run={"together": 1})
+    simulation = on_ray(pool, experiment, tmp_path)
     flying = executor.IN_FLIGHT * len(pool.slots)
     receive, get = executor._Batch._receive, simulation.client_states.get
     loads: list[int] = []

@@ -22,19 +22,6 @@ def test_recorded_steps_are_measured_beside_the_others_on_a_cpu(script):
         assert row["recorded: times as fast"] == row["rayfl, not recorded"] / row["rayfl, recorded"] > 0
 
 
-def test_clients_together_train_as_each_alone(script):
-    """vmap's step against SGD's, from the same parameters; the sums are in another order."""
-    gpu = script("bench_gpu")
-    net, module = gpu.DRY.nets["group norm"], gpu.DRY.nets["group norm"].build()
-    batch, before = gpu.batch_of(net, 4, CPU), [p.detach().clone() for p in module.parameters()]
-    step, params = gpu.vmap_step(module, batch)
-    step()
-    gpu.step_of(module, torch.optim.SGD(module.parameters(), gpu.LR), batch)
-    for p, own, was in zip(module.parameters(), params.values(), before, strict=True):
-        assert not torch.equal(p, was)
-        torch.testing.assert_close(own, p.detach().expand_as(own), rtol=0, atol=1e-6)
-
-
 def test_without_a_gpu_the_bench_says_what_is_allowed(script, monkeypatch):
     gpu = script("bench_gpu")
     monkeypatch.setattr(sys, "argv", ["bench_gpu.py"])
