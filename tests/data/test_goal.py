@@ -145,7 +145,7 @@ def test_perplexity_is_bounded(kind):
     ).tolist() == pytest.approx([MAX_PERPLEXITY])
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", [name for name, cls in SCORES.items() if not issubclass(cls, OfNetwork)])
 def test_scores_without_rows_are_not_nan(name):
     found = SCORES_KIND.read(name, "")
     y = torch.tensor([0, 2]) if found.of_targets == "class" else torch.tensor([[0, 1, 0], [1, 0, 1]])
