@@ -83,7 +83,9 @@ def test_a_sum_holds_as_many_copies_as_doublings(doublings):
 
 
 def test_an_answer_is_freed_before_the_next_job(tmp_path, monkeypatch):
-    experiment = tiny(rounds=1, clients={"cohort": 6, "capacities": [1]}, method="fedavg", run={"chunk": 1})
+    experiment = tiny(
+        rounds=1, clients={"cohort": 6, "capacities": [1]}, method="fedavg", run={"chunk": 1, "together": 1}
+    )
     train, known, alive = Worker.train, [], []
 
     def watched(*given):
@@ -99,7 +101,9 @@ def test_an_answer_is_freed_before_the_next_job(tmp_path, monkeypatch):
 
 def test_an_update_is_freed_before_the_next_client_trains(tmp_path, monkeypatch):
     """Of six clients in one job only the updates that wait for their partner in the pairwise sum are in memory."""
-    experiment = tiny(rounds=1, clients={"cohort": 6, "capacities": [1]}, method="fedavg", run={"chunk": 4})
+    experiment = tiny(
+        rounds=1, clients={"cohort": 6, "capacities": [1]}, method="fedavg", run={"chunk": 4, "together": 1}
+    )
     answer, known, alive = Worker._answer, [], []
 
     def watched(*given):

@@ -101,13 +101,14 @@ def test_memory_limits_and_is_reserved_for_client_actors(monkeypatch):
     assert clients() == [{"CPU": 1}]
 
 
-def test_the_estimate_is_that_of_the_largest_network_and_batch():
-    small, large = (tiny(training={"batch_size": n, "optimizer": "adam"}) for n in (10, 100))
+def test_the_estimate_is_that_of_the_largest_network_and_batch_of_clients_side_by_side():
+    run = {"together": 8}
+    small, large = (tiny(training={"batch_size": n, "optimizer": "adam"}, run=run) for n in (10, 100))
     net = max(large.bound().task.nets.values(), key=lambda net: net.parameters)
     assert small.training.moments == 2
-    by_hand = 0.35e9 + 2 * 4 * (4 * net.parameters + 100 * net.activations)
+    by_hand = 0.35e9 + 8 * 2 * 4 * (4 * net.parameters + 100 * net.activations)
     assert resources.memory_of(large) == pytest.approx(by_hand)
-    assert resources.memory_of(large) - resources.memory_of(small) == pytest.approx(2 * 4 * 90 * net.activations)
+    assert resources.memory_of(large) - resources.memory_of(small) == pytest.approx(8 * 2 * 4 * 90 * net.activations)
 
 
 def test_the_memory_of_a_process():
