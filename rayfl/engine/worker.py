@@ -73,7 +73,9 @@ class Worker:
         updates, metrics = sum_of_updates(), PairwiseSum(plus)
         client_states, losses, refused, before = {}, {}, [], norm([broadcast.payload])
         payload = prints(broadcast.payload)
-        for client, (update, numbers, reason) in zip(job.clients, self._answers(broadcast, job, before), strict=True):
+        answers = self._answers(broadcast, job, before)
+        for client in job.clients:
+            update, numbers, reason = next(answers)
             updates.add(update)
             metrics.add(numbers)
             if update is not None:
@@ -94,9 +96,9 @@ class Worker:
             with precise(self.method.task.training, self.device):
                 trained = together(runs, stacked.train) if len(runs) >= stacked.LEAST else [run() for run in runs]
             for visit in visits:
-                update, flops = trained.pop(0)  # freed before the next one is answered
                 residual = cast(ClientState | None, job.client_states.get(visit.client.id, {}).get(RESIDUAL))
-                yield self._answer(broadcast, visit, update, flops, before, residual)
+                # no name keeps an update while others train
+                yield self._answer(broadcast, visit, *trained.pop(0), before, residual)
 
     def _visit(self, broadcast: Broadcast, client: Client, client_states: Mapping[int, ClientState]) -> Visit:
         # the method never sees the residual of the transforms
