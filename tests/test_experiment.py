@@ -180,7 +180,7 @@ MISTAKES = {
     "a score that nobody knows": (
         {"evaluation": {"scores": ["f1"]}},
         "test: evaluation: scores.0: name: no score is called 'f1'. Allowed: accuracy, "
-        "confusion, exact_match, label_accuracy, label_f1, loss, macro_f1, mae, matthews, mse, perplexity, "
+        "confusion, exact_match, generated, label_accuracy, label_f1, loss, macro_f1, mae, matthews, mse, perplexity, "
         "perplexity_heterofl, r2, top_k",
     ),
     "a score twice": (

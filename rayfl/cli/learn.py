@@ -93,12 +93,12 @@ def explain(
 
 
 def _cards(name: str) -> list[str]:
-    """Return the cards of a name, one per kind that has it. A setting of this name comes first: none then."""
+    """Return the cards of a name, one per kind that has it. None of a setting."""
     from rayfl.experiment import Experiment
     from rayfl.reference.card import card
     from rayfl.reference.catalogue import KINDS
 
-    if name in Experiment.model_fields:
+    if name in Experiment.model_fields or "." in name:
         return []
     return [card(place, name, _shipped()) for place, kind in KINDS.items() if name in kind.known()]
 

@@ -15,11 +15,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, WithJsonSchema, field_validator
 from torch import nn
 
 from rayfl.config import ConfigError
@@ -50,7 +50,10 @@ class Lora(Model):
     name: Literal["lora"] = "lora"
     base: SerializeAsAny[Model] = Field(default="vit_b_16", validate_default=True)  # pyright: ignore
     """Base network: the section of any model."""
-    targets: tuple[str, ...] = ()
+    targets: Annotated[
+        tuple[str, ...],
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "default": []}),
+    ] = ()
     """Linear layers with an adapter, by the end of their paths, or all-linear: all but the head. Default: the queries
     and values of attention."""
     rank: int = Field(default=8, ge=1)

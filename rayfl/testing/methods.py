@@ -129,7 +129,9 @@ class MethodPromises:
         if values:
             assert math.isclose(line[f"{score.label}_mean"], sum(values) / len(values))
             assert line[f"{score.label}_worst"] == (min(values) if score.better == "max" else max(values))
-        if simulation.method.judged_on == "clients":
+        judged_on = simulation.method.judged_on
+        assert judged_on in ("test", "clients"), f"judged_on is {judged_on!r}. Allowed: test, clients"
+        if judged_on == "clients":
             self.check_personal(simulation)
         judge = experiment.facts()["judge"]
         assert judge in line and judge in experiment.metrics(), f"no line has {judge}, the metric that compares runs"

@@ -14,6 +14,8 @@ GUIDE = Path.cwd() / "scripts/docs/guides/i_have.md"
 
 @pytest.fixture
 def docs(script, monkeypatch, tmp_path):
+    # as a command, it imports files beside it
+    monkeypatch.syspath_prepend(str(Path.cwd() / "scripts/docs"))
     build = script("docs.build")
     monkeypatch.setattr(build, "ROOT", tmp_path)
     monkeypatch.setattr(build, "PAGES", tmp_path / "site")

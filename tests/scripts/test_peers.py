@@ -101,7 +101,10 @@ def test_the_bench_runs_turns_and_prints_what_it_found():
     ("given", "said"),
     [
         (["--systems", "bare,flowers"], "'flowers' is not valid. Allowed: rayfl,bare,ray,flower,pfl"),
-        (["--workloads", "hot"], "'hot' is not valid. Allowed: compute,overhead,noop,tiny,heterofl,cold"),
+        (
+            ["--workloads", "hot"],
+            "'hot' is not valid. Allowed: compute,overhead,noop,tiny,narrow,quarter,heterofl,cold",
+        ),
         (["--turns", "0"], "'0' is not valid. Allowed: a whole number of at least 1"),
     ],
 )

@@ -201,7 +201,7 @@ ON_DIGITS = ("digits_cnn",)
         (Careless, Dense, "test_verbs_are_pure_and_travel_by_pickle", (), "a step changes the previous state"),
         (Normalised, Dense, "test_the_mean_is_over_holders", ON_DIGITS, "it needs 'tau'. A method's `contract` decl"),
         (Wasteful, Dense, "test_a_round_counts_the_costs_of_narrow_networks", ON_DIGITS, "not of the client's network"),
-        (Misjudged, Dense, "test_a_round_changes_what_its_clients_hold", ON_DIGITS, "no line has local_validation_acc"),
+        (Misjudged, Dense, "test_a_round_changes_what_its_clients_hold", ON_DIGITS, "judged_on is 'client_validation'"),
         (Undeployed, PersonalHead, "test_a_round_changes_what_its_clients_hold", ON_DIGITS, "has no group 'own'"),
     ],
 )
