@@ -43,7 +43,7 @@ class Ask:
     """Equal for asks that can be answered together."""
     trained: tuple[bool, ...] = ()
     """Per parameter, whether it has gradients."""
-    running: list[tuple[torch.Tensor, torch.Tensor] | None] = field(default_factory=list)
+    running: Sequence[tuple[torch.Tensor, torch.Tensor] | None] = ()
     """Per static norm, its running statistics."""
     values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     """The parameters as one vector, before or after training."""
