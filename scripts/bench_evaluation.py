@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from peers.timing import cpu_seconds_of, ratios, seconds_of
 
-from rayfl.config.sections import load_yaml
+from rayfl.config import load_yaml
 from rayfl.core.net import Net
 from rayfl.data import Arrays
 from rayfl.engine.jobs import Verb

@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rayfl.config.sections import ConfigError
+from rayfl.config.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rayfl.config.errors import ConfigError
 from rayfl.config.plain import shown
-from rayfl.config.sections import ConfigError
 
 
 def imported(of: str, where: str, allowed: str = "name") -> Any:

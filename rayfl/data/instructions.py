@@ -12,31 +12,28 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl.config import ConfigError, shown
+from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays, Column, Split
 from rayfl.data.base import DataSet
 from rayfl.data.goal import IGNORE_INDEX, NextToken
 from rayfl.data.huggingface import Source
-from rayfl.data.own import tidy
 from rayfl.data.samples import Batch, Samples
 from rayfl.data.scores import CrossEntropy, Perplexity, Score
 from rayfl.data.text.base import padded
 from rayfl.data.text.cache import cache_folder, cached, digest
-from rayfl.data.text.chat import Chat, Message
+from rayfl.data.text.chat import Chat
+from rayfl.data.text.conversations import FILES, Conversations, Row, cell, read_rows
 from rayfl.data.text.encoders import Tokens, alongside, find_tokenizer
 from rayfl.data.text.own import classes_of, held_out_rows
-from rayfl.data.text.tables import read_table
 from rayfl.data.tokens import PAD, Following, Order
 
 VERSION = 1
 """Version of the cached tokens. Another version is tokenised again."""
 AFTER_TOKENS = ("order", "loss", "public", "tokenizer")
 """Fields that do not affect stored tokens; the tokenizer's files do."""
-FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 CHAT_TEMPLATE = Path("chat_template.jinja")
 """File of a tokenizer's folder."""
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class Encoded:
     """User of each sample [samples], text."""
 
 
-class Instructions(DataSet):
+class Instructions(Conversations, DataSet):
     """Instructions and answers: rows with `messages` (a list of role and content), with instruction, input and output,
     or with prompt and response.
 
@@ -115,20 +112,6 @@ class Instructions(DataSet):
     """Commit of a data set on the hub. Default: the newest."""
     split: str = "train"
     """Split of the training samples of a data set of Hugging Face."""
-    format: Literal["messages", "instruction", "prompt"] | None = None
-    """Columns of the rows. Default: the format whose columns the rows have."""
-    messages: str = "messages"
-    """Column of conversations."""
-    instruction: str = "instruction"
-    """Column of instructions."""
-    input: str = "input"
-    """Column of inputs of instructions, which may be empty or missing."""
-    output: str = "output"
-    """Column of answers to instructions."""
-    prompt: str = "prompt"
-    """Column of prompts."""
-    response: str = "response"
-    """Column of answers to prompts."""
     label: str | None = None
     """Column of classes for partition rules, such as a task or language. Default: all rows are of one class."""
     user: str | None = None
@@ -137,8 +120,6 @@ class Instructions(DataSet):
     """Folder of the language model's tokenizer, with tokenizer.json and its special tokens."""
     template: str = "chat"
     """Chat template: chat (the tokenizer's own), alpaca, vicuna, plain, or a file of jinja as for transformers."""
-    system: str | None = None
-    """System message before conversations without one."""
     max_length: int = Field(default=512, ge=2)
     """Maximum number of tokens of a sample. Longer ones are truncated; those without an answer left are dropped, which
     a note counts."""
@@ -285,7 +266,7 @@ class Instructions(DataSet):
     def _part(self, place: str, rows: Sequence[Row], facts: dict[str, Any]) -> "_Part":
         """Return the samples of a table with an answer in `max_length` tokens, and add to the counts of facts."""
         places = [f"row {i} of {place}" for i in range(1, len(rows) + 1)]
-        said = [self._conversation(row, at) for row, at in zip(rows, places, strict=True)]
+        said = [self.conversation(row, at) for row, at in zip(rows, places, strict=True)]
         kept = slice(None, self.max_length) if self.truncate == "right" else slice(-self.max_length, None)
         whole = self.chat.encoded(said, places)
         # the first token is not predicted
@@ -299,7 +280,7 @@ class Instructions(DataSet):
                 "tokens, or truncate: left"
             )
         labels, users = (
-            None if name is None else [_cell(rows[i], name, field, places[i]) for i in left]
+            None if name is None else [cell(rows[i], name, field, places[i]) for i in left]
             for name, field in ((self.label, "label"), (self.user, "user"))
         )
         samples = [(ids[kept], answer[kept]) for ids, answer in (whole[i] for i in left)]
@@ -326,7 +307,8 @@ class Instructions(DataSet):
         """Return the name and the rows of the training set, and of the test set if there is one."""
         if self._is_file(self.train):
             found = [
-                (path.name, _read(path, field)) for path, field in zip(self._files(), ("train", "test"), strict=False)
+                (path.name, read_rows(path, field))
+                for path, field in zip(self._files(), ("train", "test"), strict=False)
             ]
         else:
             found = [(f"{self.train}", split.to_list()) for split in self._source().splits()]
@@ -334,42 +316,6 @@ class Instructions(DataSet):
             if not rows:
                 raise ConfigError(f"data: {place} has no rows. Allowed: at least one row")
         return found
-
-    def _format(self, row: Row, place: str) -> str:
-        """Return the format of a row."""
-        wanted = {
-            "messages": (self.messages,),
-            "instruction": (self.instruction, self.output),
-            "prompt": (self.prompt, self.response),
-        }
-        fits = [name for name, columns in wanted.items() if all(column in row for column in columns)]
-        if self.format is not None:
-            fits = [name for name in fits if name == self.format]
-        if len(fits) != 1:
-            asked = [self.format] if self.format else list(wanted)
-            columns = "; or ".join(" and ".join(map(repr, wanted[name])) for name in asked)
-            hint = (
-                ". Hint: data.format selects one" if fits else ". Hint: data.instruction, data.output, ... name columns"
-            )
-            raise ConfigError(f"data: {place} has the columns {', '.join(map(repr, row))}. Allowed: {columns}{hint}")
-        return fits[0]
-
-    def _conversation(self, row: Row, place: str) -> list[Message]:
-        format = self._format(row, place)
-        if format == "messages":
-            messages = _messages(row[self.messages], place, self.messages)
-        elif format == "prompt":
-            said = _text(row, self.prompt, place), _text(row, self.response, place)
-            messages = [{"role": "user", "content": said[0]}, {"role": "assistant", "content": said[1]}]
-        else:
-            asked = {"instruction": _text(row, self.instruction, place)}
-            if row.get(self.input):
-                asked["input"] = _text(row, self.input, place)
-            user = {"role": "user", "content": "\n".join(asked.values()), **asked}
-            messages = [user, {"role": "assistant", "content": _text(row, self.output, place)}]
-        if self.system is not None and messages[0]["role"] != "system":
-            return [{"role": "system", "content": self.system}, *messages]
-        return messages
 
 
 @dataclass(frozen=True)
@@ -397,70 +343,6 @@ class _Part:
         return _Part([self.samples[i] for i in rows], None, y, users)
 
 
-def _cell(row: Row, name: str, field: str, place: str) -> str:
-    """Return a class or a user; of unknown users ""."""
-    value = row.get(name)
-    if value in (None, "") and field == "label":
-        raise ConfigError(f"data.label: {place} has no value in {name!r}. Allowed: a value in every row")
-    return "" if value is None else tidy(str(value))
-
-
 @lru_cache(maxsize=4)
 def _chat(folder: Path, template: str, digests: tuple[str, ...]) -> Chat:
     return Chat(folder, template)
-
-
-def _text(row: Row, column: str, place: str) -> str:
-    if not isinstance(value := row[column], str) or not value.strip():
-        raise ConfigError(f"data: {place} has {shown(value)} in column {column!r}. Allowed: text that is not empty")
-    return value
-
-
-def _messages(given: Any, place: str, column: str) -> list[Message]:
-    if isinstance(given, str):  # of a table
-        try:
-            given = json.loads(given)
-        except ValueError:
-            pass
-    if not isinstance(given, list) or not all(
-        isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in given
-    ):
-        raise ConfigError(
-            f"data: {place} has {shown(given)} in column {column!r}. Allowed: a list of messages with role and content"
-        )
-    roles = [message["role"] for message in given]
-    turns = roles[1:] if roles[:1] == ["system"] else roles
-    if not turns or len(turns) % 2 or turns != ["user", "assistant"] * (len(turns) // 2):
-        raise ConfigError(
-            f"data: {place} has the roles {', '.join(map(str, roles)) or '(none)'}. Allowed: user and assistant in "
-            "turns that end with assistant, after at most one system"
-        )
-    return [
-        {"role": m["role"], "content": _text(m, "content", f"message {i} of {place}")} for i, m in enumerate(given, 1)
-    ]
-
-
-def _read(path: Path, field: str) -> Sequence[Row]:
-    """Return the rows of a file."""
-    if path.suffix.lower() in (".csv", ".tsv"):
-        table = read_table(path, field)
-        return [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
-    try:
-        if path.suffix.lower() == ".parquet":
-            from pyarrow import parquet
-
-            return parquet.read_table(path).to_pylist()
-        text = path.read_text(encoding="utf-8")
-        if path.suffix.lower() == ".json":
-            rows = json.loads(text)
-        else:
-            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError("rows are not objects")
-        return rows
-    except (OSError, ValueError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(
-            f"data.{field}: {str(path)!r} cannot be read ({reason}). Allowed: one JSON object per line, a JSON list of "
-            "objects, or a table"
-        ) from None

@@ -6,11 +6,12 @@ optimizer, clipping and hooks. Batches of different sizes are different calls, s
 client's own batch. Gradients differ from those of a client alone in the last bits, because sums have another order.
 """
 
+import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,8 +40,8 @@ GROUP_MACS = 1.28e8
 GROUP_ELEMENTS = 2**25
 """Elements of parameters, gradients and activations of all clients together, at most: 128 MB."""
 
-_refused: WeakKeyDictionary[nn.Module, set] = WeakKeyDictionary()
-"""Module -> keys of asks that `vmap` cannot answer."""
+_known: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
+"""Module -> key of asks -> whether `vmap` can answer them."""
 
 
 def most(net: Net, training: Training) -> int:
@@ -54,18 +55,22 @@ def most(net: Net, training: Training) -> int:
 def train(asks: Sequence[Ask]) -> None:
     """Answer asks with equal keys. They stay as they are if the network or the loss cannot be stacked: it draws random
     numbers, reads values, or has operations that `vmap` does not know."""
-    refused = _refused.setdefault(asks[0].module, set())
-    if len(asks) < LEAST or asks[0].key in refused:
+    known, key = _known.setdefault(asks[0].module, {}), asks[0].key
+    if len(asks) < LEAST or not known.get(key, True):
         return
     stacked = Stacked(asks)
     try:
         with PROCESS, _strict():
+            if key not in known:
+                stacked.probe()
             stacked.train()
     except Exception as error:
         # an error of the visit itself is raised again when it trains alone
         if any(stacked.steps) or isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
-        refused.add(asks[0].key)
+        known[key] = False
+    else:
+        known[key] = True
 
 
 @contextmanager
@@ -74,6 +79,18 @@ def _strict() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="There is a performance drop")
         yield
+
+
+class Client(NamedTuple):
+    """What the loss of a step depends on. Of k stacked clients, every tensor has a first dimension k."""
+
+    params: Params
+    x: torch.Tensor
+    y: torch.Tensor
+    present: torch.Tensor
+    """Label set, [classes] bool; [0]: logits are not masked."""
+    running: list[tuple[torch.Tensor, ...]]
+    """Per tracked norm, running mean and variance."""
 
 
 class Stacked:
@@ -93,9 +110,10 @@ class Stacked:
         self.rows = [nn.Parameter(row) for row in self.values[:, :width]]
         self.gradients = self.values.new_zeros(len(asks), width)
         self.optimizer: torch.optim.Optimizer | None = None
+        none = self.values.new_empty(0, dtype=torch.bool)
         sets = [cast(Objective, ask.loss).present for ask in asks]
-        self.present = None if sets[0] is None else torch.stack(cast(list[torch.Tensor], sets))
-        """Label sets [C, classes] bool; None: logits are not masked."""
+        self.present = torch.stack([none if present is None else present for present in sets])
+        """Label sets of all clients, as in `Client`."""
         static = norms.static_norms(self.module).values()
         self.norms = [norm for norm, pair in zip(static, asks[0].running, strict=True) if pair]
         running = [[pair for pair in ask.running if pair] for ask in asks]
@@ -115,6 +133,11 @@ class Stacked:
             return values
         parts = dict(zip(given, values.split([t.numel() for t in given.values()], 1), strict=True))
         return torch.cat([parts[name] for name in wanted], 1)
+
+    def probe(self) -> None:
+        """Raise an error if `vmap` cannot compute the loss, which a batch of a single client would not show."""
+        for x, y in itertools.islice(self.asks[0].batches(), 1):
+            torch.vmap(self._loss)(self._clients([0], x[None], y[None]))
 
     def train(self) -> None:
         """Make all steps of all clients and answer them."""
@@ -164,61 +187,39 @@ class Stacked:
 
     def _backward(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Compute the gradients of these clients, and return their losses [k]."""
-        everyone = len(rows) == len(self.asks)
-
-        def of(stacked: torch.Tensor) -> torch.Tensor:
-            return stacked if everyone else stacked[rows]
-
-        values, running = of(self.values), [tuple(map(of, pair)) for pair in self.running]
-        parts = values.split([p.numel() for p in self.columns.values()], 1)
-        leaves = {n: t.view(len(rows), *p.shape) for (n, p), t in zip(self.columns.items(), parts, strict=True)}
-        trained = [leaves[name].requires_grad_() for name in self.trained]
-        losses = self._losses(leaves, x, y, None if self.present is None else of(self.present), running)
+        clients = self._clients(rows, x, y)
+        trained = [clients.params[name].requires_grad_() for name in self.trained]
+        # a single one without the calls of vmap
+        losses = torch.vmap(self._loss)(clients) if len(rows) > 1 else self._loss(_first(clients))[None]
         # plain SGD leaves parameters without a gradient as they are; other optimizers would move them by zeros
         unused = not self.training.moves_at_rest
         found = torch.autograd.grad(losses.sum(), trained, materialize_grads=unused)
         self.gradients[rows] = torch.cat([gradient.flatten(1) for gradient in found], 1)
-        if not everyone:
-            for pair, some in zip(self.running, running, strict=True):
-                for stacked, new in zip(pair, some, strict=True):
-                    stacked[rows] = new
+        for pair, some in zip(self.running, clients.running, strict=True):
+            for stacked, new in zip(pair, some, strict=True):
+                stacked[rows] = new
         return losses.detach()
 
-    def _losses(
-        self,
-        params: Params,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        present: torch.Tensor | None,
-        running: list[tuple[torch.Tensor, ...]],
-    ) -> torch.Tensor:
-        """Return the loss of every client [k], and update the running statistics."""
-        if len(x) > 1:
-            return torch.vmap(self._loss, in_dims=(0, 0, 0, None if present is None else 0, 0))(
-                params, x, y, present, running
-            )
-        alone = {name: t[0] for name, t in params.items()}
-        pairs = [tuple(t[0] for t in pair) for pair in running]
-        return self._loss(alone, x[0], y[0], None if present is None else present[0], pairs)[None]
+    def _clients(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> Client:
+        """Return these clients, stacked. Parameters may share the memory of all clients."""
+        everyone = len(rows) == len(self.asks)
+        values = self.values.detach() if everyone else self.values[rows]
+        parts = values.split([p.numel() for p in self.columns.values()], 1)
+        params = {n: t.view(len(rows), *p.shape) for (n, p), t in zip(self.columns.items(), parts, strict=True)}
+        return Client(params, x, y, self.present[rows], [tuple(t[rows] for t in pair) for pair in self.running])
 
-    def _loss(
-        self,
-        params: Params,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        present: torch.Tensor | None,
-        running: list[tuple[torch.Tensor, ...]],
-    ) -> torch.Tensor:
-        for norm, pair in zip(self.norms, running, strict=True):
+    def _loss(self, client: Client) -> torch.Tensor:
+        """Return the loss [] of a client, and update its running statistics."""
+        for norm, pair in zip(self.norms, client.running, strict=True):
             norm.running = cast(tuple[torch.Tensor, torch.Tensor], pair)
         try:
-            logits = call(self.module, params, x)
+            logits = call(self.module, client.params, client.x)
         finally:
             for norm in self.norms:
                 norm.running = None
-        if present is not None:
-            logits = mask_logits(logits, present, self.objective.fill)
-        return self.objective.goal.loss(logits, y)
+        if client.present.numel():
+            logits = mask_logits(logits, client.present, self.objective.fill)
+        return self.objective.goal.loss(logits, client.y)
 
     def _hooked(self, i: int, hook: Hook | None) -> None:
         """Call a hook of a client with its parameters and gradients in the module."""
@@ -261,3 +262,10 @@ class Stacked:
             self.optimizer.step()
         for i in rows:
             self.rows[i].grad = None
+
+
+def _first(clients: Client) -> Client:
+    params, x, y, present, running = clients
+    return Client(
+        {name: t[0] for name, t in params.items()}, x[0], y[0], present[0], [(mean[0], var[0]) for mean, var in running]
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayfl.config.sections import load_yaml
+from rayfl.config import load_yaml
 from rayfl.core.net import Net
 from rayfl.engine.simulation import Simulation
 from rayfl.experiment import read_experiment

@@ -202,12 +202,13 @@ class Noisy(torch.nn.Module):
         return torch.nn.functional.dropout(x, 0.5, self.training)
 
 
-def test_networks_that_draw_random_numbers_train_alone(few):
+@pytest.mark.parametrize("sizes", [SIZES, [(2,), (3,), (4,), (5,), (6,)]], ids=["stacked", "each its own size"])
+def test_networks_that_draw_random_numbers_train_alone(few, sizes):
     module, seen = module_of(), []
     handle = module.register_forward_pre_hook(lambda _, inputs: Noisy()(inputs[0]))
     try:
         with torch_scope(1):
-            side_by_side(module, Training(), seen=seen)
+            side_by_side(module, Training(), sizes, seen=seen)
     finally:
         handle.remove()
         cached_module.cache_clear()
