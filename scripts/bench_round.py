@@ -62,7 +62,7 @@ def on_bare(workload: Workload, processes: int) -> Iterator[Callable[[], float]]
     try:
         yield bare.round
     finally:
-        bare.close()
+        bare.crew.close()
 
 
 # work of the server

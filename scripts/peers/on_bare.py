@@ -3,13 +3,13 @@
 The processes stay up, get the model through shared memory and answer one sum each.
 """
 
-import multiprocessing
 import time
 
 import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from .crew import Crew
 from .turns import Turns
 from .workloads import PROCESSES, WORKLOADS, Data, Workload, build, train
 
@@ -20,34 +20,22 @@ def main(name: str, turns: Turns) -> None:
     bare = Bare(WORKLOADS[name], PROCESSES)
     while turns.wait(bare.network):
         bare.round()
-    bare.close()
+    bare.crew.close()
 
 
 class Bare:
     def __init__(self, workload: Workload, processes: int):
-        spawn = multiprocessing.get_context("spawn")
         self.workload = workload
         self.generator = torch.manual_seed(0)
         self.flat = parameters_to_vector(build(workload).parameters()).detach().share_memory_()
         self.sums = torch.zeros(processes, len(self.flat)).share_memory_()
-        self.pipes, self.processes = [], []
-        for i in range(processes):
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=_work, args=(theirs, workload, self.flat, self.sums[i]), daemon=True)
-            process.start()
-            self.pipes.append(mine)
-            self.processes.append(process)
-        for pipe in self.pipes:
-            pipe.recv()
+        self.crew = Crew(_work, [(workload, self.flat, total) for total in self.sums])
 
     def round(self) -> float:
         """Seconds."""
         started = time.perf_counter()
         cohort = torch.randperm(self.workload.clients, generator=self.generator)[: self.workload.cohort].tolist()
-        for i, pipe in enumerate(self.pipes):
-            pipe.send(cohort[i :: len(self.pipes)])
-        for pipe in self.pipes:
-            pipe.recv()
+        self.crew.ask(lambda i: cohort[i :: len(self.sums)])
         self.flat.copy_(self.sums.sum(0).div_(self.workload.cohort))
         return time.perf_counter() - started
 
@@ -55,11 +43,6 @@ class Bare:
         module = build(self.workload)
         vector_to_parameters(self.flat.clone(), module.parameters())
         return module
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.terminate()
-            process.join()
 
 
 def _work(pipe, workload: Workload, flat: torch.Tensor, total: torch.Tensor) -> None:

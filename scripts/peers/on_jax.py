@@ -5,9 +5,7 @@ The processes stay up, get the model by a pipe and answer one sum each. All clie
 """
 # pyright: reportMissingImports=false
 
-import multiprocessing
 import os
-import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from .crew import Crew
 from .turns import Turns
 from .workloads import LR, PROCESSES, WORKLOADS, Data, Workload, build
 
@@ -25,42 +24,24 @@ def main(name: str, turns: Turns) -> None:
     loop = Loop(WORKLOADS[name], PROCESSES)
     while turns.wait(loop.network):
         loop.round()
-    loop.close()
+    loop.crew.close()
 
 
 class Loop:
     def __init__(self, workload: Workload, processes: int):
-        spawn = multiprocessing.get_context("spawn")
         self.workload, self.generator = workload, torch.manual_seed(0)
         self.flat = parameters_to_vector(build(workload).parameters()).detach().numpy().copy()
-        self.pipes, self.processes = [], []
-        for i in range(processes):
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=_work, args=(theirs, workload, i), daemon=True)
-            process.start()
-            self.pipes.append(mine)
-            self.processes.append(process)
-        for pipe in self.pipes:
-            pipe.recv()
+        self.crew = Crew(_work, [(workload, i) for i in range(processes)])
 
-    def round(self) -> float:
-        """Seconds."""
-        started = time.perf_counter()
+    def round(self) -> None:
         cohort = torch.randperm(self.workload.clients, generator=self.generator)[: self.workload.cohort].tolist()
-        for i, pipe in enumerate(self.pipes):
-            pipe.send((self.flat, cohort[i :: len(self.pipes)]))
-        self.flat = np.sum([pipe.recv() for pipe in self.pipes], 0) / self.workload.cohort
-        return time.perf_counter() - started
+        sums = self.crew.ask(lambda i: (self.flat, cohort[i :: len(self.crew.pipes)]))
+        self.flat = np.sum(sums, 0) / self.workload.cohort
 
     def network(self) -> nn.Module:
         module = build(self.workload)
         vector_to_parameters(torch.from_numpy(self.flat.copy()), module.parameters())
         return module
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.terminate()
-            process.join()
 
 
 def _work(pipe: Any, workload: Workload, number: int) -> None:

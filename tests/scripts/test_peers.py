@@ -61,7 +61,7 @@ def test_the_bare_loop_is_fedavg(peers):
         start = bare.flat.clone()
         bare.round()
     finally:
-        bare.close()
+        bare.crew.close()
     data, ends = peers.workloads.Data(workload), []
     for client in range(2):
         module = peers.workloads.build(workload)
