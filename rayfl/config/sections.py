@@ -174,7 +174,7 @@ class Kind(Generic[N]):
         cls = self.find(value["name"], join(where, ["name"]))
         return parse(cls, dict(value) | {"name": cls.own_name()}, where)
 
-    def names_of(self) -> str:
+    def _names(self) -> str:
         """Return the known names; of many, where to see them."""
         if len(known := self.known()) <= FEW_NAMES:
             return names_of(known)

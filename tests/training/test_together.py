@@ -204,6 +204,7 @@ class Noisy(torch.nn.Module):
 
 @pytest.mark.parametrize("sizes", [SIZES, [(2,), (3,), (4,), (5,), (6,)]], ids=["stacked", "each its own size"])
 def test_networks_that_draw_random_numbers_train_alone(few, sizes):
+    cached_module.cache_clear()
     module, seen = module_of(), []
     handle = module.register_forward_pre_hook(lambda _, inputs: Noisy()(inputs[0]))
     try:
