@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rayfl.config import ConfigError
 from rayfl.core.net import Family, Net
@@ -81,18 +81,34 @@ def forward_flops(net: Net, samples: int) -> float:
     return 2.0 * net.macs * samples
 
 
-def training_mb(net: Net, batch_size: int, moments: int) -> float:
-    """Return the memory for training in MB of 2^20 bytes: parameters, gradients and `moments` of the optimizer, frozen
-    parameters, and the activations of a batch."""
-    own = net.parameters * (2 + moments) + int(net.model.parts(net).get("frozen", 0))
-    return space_mb(own + batch_size * net.activations)
+class Memory(NamedTuple):
+    """Bytes for training a network."""
+
+    frozen: int
+    """Of its frozen base, which processes of a node share."""
+    parameters: int
+    optimizer: int
+    """Of gradients and moments."""
+    activations: int
+    """Of the samples that pass through the network at once."""
 
 
-def actor_gb(nets: Iterable[Net], batch_size: int, moments: int, together: Callable[[Net], int] = lambda _: 1) -> float:
+def training_memory(net: Net, samples: int, moments: int) -> Memory:
+    """Return the memory for training with `samples` in a forward pass and `moments` of the optimizer."""
+    own = net.parameters * BYTES
+    return Memory(net.fixed_bytes, own, own * (1 + moments), samples * net.activations * BYTES)
+
+
+def training_mb(net: Net, samples: int, moments: int) -> float:
+    """Return the same in MB of 2^20 bytes."""
+    return sum(training_memory(net, samples, moments)) / 2**20
+
+
+def actor_gb(nets: Iterable[Net], samples: int, moments: int, together: Callable[[Net], int] = lambda _: 1) -> float:
     """Return an estimate of the memory of a process that trains one of these networks at a time, `together` times, in
-    GB: PyTorch itself, and twice the memory for training the largest."""
-    largest = max(together(net) * training_mb(net, batch_size, moments) for net in nets)
-    return PROCESS_GB + 2 * largest * 2**20 / 1e9
+    GB: PyTorch itself, a frozen base, and twice the rest of the memory for training the largest."""
+    needed = ((together(net), training_memory(net, samples, moments)) for net in nets)
+    return PROCESS_GB + max(memory.frozen + 2 * n * sum(memory[1:]) for n, memory in needed) / 1e9
 
 
 def space_mb(parameters: int) -> float:

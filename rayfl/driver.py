@@ -35,7 +35,7 @@ from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.exporting.preparation import Preparation
 from rayfl.listeners import Listener, call, end, note, tell, tell_past
 from rayfl.methods.base import Deployment
-from rayfl.metrics import EVALUATED, MATRICES, Line
+from rayfl.metrics import ANSWERS, EVALUATED, MATRICES, Line
 from rayfl.networks import at_checkpoint, place_of
 from rayfl.results import clients
 from rayfl.results.folder import Kind, RunFolder, Status
@@ -233,7 +233,12 @@ def _loop(
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run, read from its folder."""
+    """A finished run, read from its folder.
+
+    >>> result = run({"rounds": 1, "model": "digits_cnn", "clients": {"count": 2}, "run": {"executor": "serial"}})
+    >>> len(result.lines), "accuracy_mean" in result.summary
+    (1, True)
+    """
 
     experiment: Experiment
     folder: RunFolder
@@ -415,5 +420,5 @@ def _open_folder(path: Path, experiment: Experiment, inputs: Inputs) -> RunFolde
 def table_of(lines: Sequence[Line]) -> "pd.DataFrame":
     import pandas as pd
 
-    numbers = [{name: value for name, value in line.items() if name != MATRICES} for line in lines]
+    numbers = [{name: value for name, value in line.items() if name not in (MATRICES, ANSWERS)} for line in lines]
     return pd.DataFrame(numbers, columns=None if lines else ["round"]).set_index("round")

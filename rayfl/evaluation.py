@@ -4,7 +4,7 @@ Workers return sums (`Judged`); `rayfl.engine.evaluator` plans evaluations and c
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,7 +21,7 @@ from rayfl.core.tensors import as_tensor
 from rayfl.data.arrays import Arrays
 from rayfl.data.base import DataSet
 from rayfl.data.samples import Batch, ClientData, equal_batches
-from rayfl.data.scores import SCORES_KIND, OfNetwork, Score
+from rayfl.data.scores import SCORES_KIND, OfNetwork, OfSplits, Score, Texts
 from rayfl.training.settings import Fill, answered, every_exit, mask_logits
 
 K = TypeVar("K", bound=Hashable)
@@ -165,6 +165,8 @@ class Judged:
     """Score -> sums, which can be added over parts."""
     exits: tuple[torch.Tensor, ...] = ()
     """Sums of the first score per exit."""
+    texts: Mapping[str, list[Texts]] = field(default_factory=dict)
+    """Score -> texts of some samples."""
 
 
 @torch.no_grad()
@@ -183,8 +185,9 @@ def judge(
     module.eval()
     sums: list[dict[str, torch.Tensor]] = [{} for _ in pieces]
     exits: list[dict[int, torch.Tensor]] = [{} for _ in pieces]
+    texts: list[dict[str, list[Texts]]] = [{} for _ in pieces]
     of_logits = _of_logits(scores)
-    of_network = [score for score in scores if isinstance(score, OfNetwork)]
+    of_network = [score for score in scores if isinstance(score, OfSplits)]
     measures = {score.measure: score for score in of_logits}
     for batches in _passes(pieces, batch_size, norms.has_statistics(module)):
         inputs = [x for _, x, _ in batches]
@@ -203,10 +206,12 @@ def judge(
             add_to(sums[i], {score.label: counts[score.measure] for score in of_logits})
         for score in of_network:
             for i, x, y in batches:
-                add_to(sums[i], {score.label: score.network_counts(module, x, y, pieces[i].goal)})
+                counts, shown = score.network_counts(module, x, y, pieces[i].goal)
+                add_to(sums[i], {score.label: counts})
+                texts[i].setdefault(score.label, shown)
     return [
-        Judged(len(piece), {name: t.cpu() for name, t in found.items()}, tuple(t.cpu() for t in early.values()))
-        for piece, found, early in zip(pieces, sums, exits, strict=True)
+        Judged(len(piece), {name: t.cpu() for name, t in found.items()}, tuple(t.cpu() for t in early.values()), shown)
+        for piece, found, early, shown in zip(pieces, sums, exits, texts, strict=True)
     ]
 
 

@@ -111,6 +111,10 @@ EVALUATED = "evaluated"
 MATRICES = "matrices"
 """Key in the lines of evaluated rounds: score -> capacity as text -> rows of its matrix (`Score.matrix`), test set."""
 
+ANSWERS = "answers"
+"""Key in the lines of evaluated rounds: score -> capacity as text -> prompt, answer and reference of some test
+samples."""
+
 NOTE = "note"
 """Key of a message to the user in a line."""
 

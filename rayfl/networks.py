@@ -46,6 +46,15 @@ def export(
     round instead of the last, if `run.checkpoint` was best. `raw`: the bare network, which takes prepared samples.
     `data`: the arrays or Datasets, if they were objects; only needed for norms without statistics, and for tables and
     series. See `rayfl.exporting.submodels` for the list of files.
+
+    >>> import tempfile, rayfl, torch
+    >>> clients = {"count": 2, "capacities": [1, 0.25]}
+    >>> given = {"rounds": 1, "model": "digits_cnn", "clients": clients, "run": {"executor": "serial"}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = rayfl.run(given, f"{folder}/run")
+    ...     network = export(f"{folder}/run", 0.25, f"{folder}/submodel", notify=lambda text: None)
+    >>> network(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape
+    torch.Size([3, 10])
     """
     from rayfl.exporting.submodels import export_submodel
 
@@ -91,6 +100,10 @@ def generate(
 
     A prompt is a user's message, put into the template of the run's data (data set instructions). Tokens are the most
     likely ones. `folder`, `best`: as for `export`.
+
+    >>> generate("/none", ["Who are you?"], capacity=1)
+    Traceback (most recent call last):
+    rayfl.config.errors.ConfigError: /none: the folder contains no run. Allowed: a folder with a run.json
     """
     from rayfl.exporting.submodels import as_module
 

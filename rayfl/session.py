@@ -27,13 +27,23 @@ def start(experiment: Given, *, address: str | None = None, arrays: Arrays | Non
         with rayfl.start(experiment) as session:
             line = next(iter(session))
             session.submodel(0.25)
+
+    >>> with start({"model": "digits_cnn", "clients": {"count": 2}, "run": {"executor": "serial"}}) as session:
+    ...     line = next(iter(session))
+    >>> line["round"], line["clients"]
+    (1, 2)
     """
     return Session(as_experiment(experiment), address, arrays)
 
 
 class Session:
     """A run in progress: iterate over its rounds, as many at a time as you like. Outside a `with` block the run ends
-    with the loop. The experiment's listeners are told and may end it."""
+    with the loop. The experiment's listeners are told and may end it.
+
+    >>> session = start({"rounds": 1, "model": "digits_cnn", "clients": {"count": 2}, "run": {"executor": "serial"}})
+    >>> [line["steps"] for line in session]
+    [66]
+    """
 
     def __init__(self, experiment: Experiment, address: str | None = None, arrays: Arrays | None = None):
         self.experiment, self.address, self.arrays = experiment, address, arrays

@@ -139,7 +139,8 @@ def stacked_step(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], cl
     values = torch.cat([p.detach().reshape(-1) for p in parameters])
     trained, running = (True,) * len(parameters), [None] * len(norms.static_norms(module))
     asks = [
-        Ask(module, list, OBJECTIVE, Training(), LR, None, None, None, trained, running, values) for _ in range(clients)
+        Ask(module, list, OBJECTIVE, Training(), LR, None, None, 0, None, trained, running, values)
+        for _ in range(clients)
     ]
     stacked, (x, y) = Stacked(asks), (torch.stack([t] * clients) for t in batch)
     return lambda: stacked.step(list(range(clients)), x, y)

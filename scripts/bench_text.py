@@ -16,14 +16,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse  # noqa: E402
 import json  # noqa: E402
-import statistics  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import Literal  # noqa: E402
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from bench_step import show  # noqa: E402
-from peers.timing import cpu_seconds_of, in_turns, ratios  # noqa: E402
+from peers.timing import cpu_seconds_of, in_turns, over  # noqa: E402
 from torch import nn  # noqa: E402
 
 from rayfl.core.net import Net  # noqa: E402
@@ -99,16 +98,7 @@ def main() -> None:
         "rayfl": ours(model, width, options.steps),
         "rayfl, own tokens": ours(model, width, options.steps, "own"),
     }
-    found = in_turns(sides, options.turns)
-    table = {}
-    for name, seconds in found.items():
-        times = ratios(seconds, found["bare loop"])
-        table[name] = {
-            "ms a step": statistics.median(seconds) / options.steps * 1e3,
-            "times the bare loop's": statistics.median(times),
-            "least": min(times),
-            "most": max(times),
-        }
+    table = over(in_turns(sides, options.turns), "bare loop", options.steps)
     if options.json:
         print(json.dumps(table, indent=2))
     else:

@@ -49,7 +49,6 @@ METHODS = ["scaffold", "lg_fedavg", "standalone", "spafl", "nefl"]
 """Methods with client states."""
 ACTORS = 3
 EXPERIMENT = {
-    "rounds": 80,
     "data": "digits",
     "clients": {"count": 12, "cohort": 6, "capacities": [1, 0.5, 0.25]},
     "model": "digits_cnn",
@@ -81,6 +80,7 @@ class Run:
     """A run, its current command, and its cluster (None: its own Ray)."""
 
     method: str
+    rounds_in_all: int
     output: Path
     draw: random.Random
     cluster: Any = None
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return EXPERIMENT | {"method": self.method}
+        return EXPERIMENT | {"method": self.method, "rounds": self.rounds_in_all}
 
     def start(self) -> None:
         """Start or resume the command."""
@@ -386,6 +386,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="time with faults (default: 30)")
     parser.add_argument("--seed", type=int, default=None, help="seed of the faults (default: random, and printed)")
+    parser.add_argument("--rounds", type=int, default=80, help="rounds of a run (default: 80)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, leave)
     seed = random.randrange(10**6) if args.seed is None else args.seed
@@ -407,7 +408,7 @@ def main() -> None:
         with ExitStack() as stack:
             cluster = stack.enter_context(raylets()) if draw.random() < 1 / 3 else None
             where = "three raylets" if cluster else "one raylet"
-            run = Run(method, output, draw, cluster)
+            run = Run(method, args.rounds, output, draw, cluster)
             notify(f"starts on {where}")
             try:
                 disturb(run, ends, tally, notify)

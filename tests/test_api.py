@@ -68,6 +68,12 @@ def test_every_public_name_is_documented():
     assert [name for name, value in values.items() if not isinstance(value, int) and not value.__doc__] == []
 
 
+def test_every_public_name_has_an_example():
+    """`test_layers.py` runs it."""
+    values = {name: getattr(rayfl, name) for name in rayfl.__all__}
+    assert [name for name, value in values.items() if not isinstance(value, int) and ">>> " not in value.__doc__] == []
+
+
 if __name__ == "__main__":
     FILE.write_text(api())
     print(digest(api()))

@@ -36,8 +36,11 @@ from rayfl.testing.tiny import made_up_for, model_of
 
 KINDS = ("digits_cnn", "resnet18", "vit_b_16", "heterofl_transformer")
 """A model of each kind: layers in sequence, residual blocks, attention, text."""
-SELECTING = ("heterofl", "fedrolex", "feddropout", "fiarse", "lg_fedavg")
-"""A method of each kind of selection: the first positions, a window, random positions, single weights, some layers."""
+SELECTING = ("heterofl", "fiarse")
+"""Methods that select on each model: the first positions, and single weights."""
+IN_TURN = ("fedrolex", "feddropout", "lg_fedavg")
+"""Methods of the other kinds of selection, of which one selects on each model: a window, random positions, some
+layers."""
 TWINS = {
     "resnet34": "resnet18",
     **dict.fromkeys(("resnet8", "resnet20", "resnet32", "resnet110"), "resnet56"),
@@ -46,8 +49,8 @@ TWINS = {
 """Models that are the network of another one where a stage has one block."""
 ONE = {name: model for name, model in MODELS.items() if name not in ("mix", "causal_lm")}
 """Models of one network, which methods cut. Several: see test_mix.py; those of a folder: see test_causal.py."""
-UNFIT = {"resnet55_gkt", "wide_resnet101_2", "roberta", "bert", "distilbert", "gpt2", "llama"}
-"""Models with layers outside of one block per stage that cost more than the smallest capacity."""
+UNFIT = {"resnet55_gkt", "wide_resnet101_2", "roberta", "bert", "distilbert", "gpt2", "llama", "module"}
+"""Models with layers outside of one block per stage that cost more than the smallest capacity, or without blocks."""
 SELECTS = frozenset({"init", "select", "submodel", "nets", "own", "kept", "pool"})
 TRAINS = SELECTS | {"extract", "local_update", "train", "loss", "work", "trains", "deploy"}
 VERBS: Mapping[str, Collection[str]] = {
@@ -66,7 +69,7 @@ def fitting(method: type[Method]) -> list[str]:
     wants = {
         "": lambda model: True,
         "exits": lambda model: model.smallest.get("exits"),
-        "blocks": lambda model: model_of(model.own_name()).blocks and model.own_name() not in UNFIT,
+        "blocks": lambda model: model.own_name() not in UNFIT and model_of(model.own_name()).blocks,
         "adapters": lambda model: issubclass(model, Lora),
     }
     models = [name for name, model in ONE.items() if wants[method.contract.wants](model) and name not in TWINS]
@@ -82,13 +85,15 @@ def written(method: type[Method]) -> set[str]:
 
 class Covering(MethodContract):
     """Not the product of all methods and models. Each method trains a model of each kind. What a method inherits is
-    tested where it is written. A method of each kind of selection selects on each model, one of them trains it."""
+    tested where it is written. Three methods select on each model, one of them trains it."""
 
     def models_of(self, check: str) -> list[Any]:
         method, verbs = METHODS[self.method], VERBS.get(check)
         first, *others = fitting(method)
         if verbs and (self.method == "heterofl" or (self.method in SELECTING and "train" not in verbs)):
             return [first, *others]
+        if verbs and self.method in IN_TURN and "train" not in verbs:
+            return [first, *others[IN_TURN.index(self.method) :: len(IN_TURN)]]
         kinds = [name for name in others if name in KINDS or method.contract.wants == "exits"]
         slow = kinds if verbs is None or verbs & written(method) else []
         return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]

@@ -340,7 +340,7 @@ def test_training_costs_three_forward_passes_of_two_operations_a_multiply_add():
 @pytest.mark.parametrize("name", [name for name in COMPLETE if name not in DEEPEST])
 def test_counts_are_those_of_the_network(name):
     net, scaled = (Net(MODELS[name](), 1 / 16, scale=scale) for scale in (1, 0.5))
-    assert scaled.parameters == sum(p.numel() for p in scaled.build().parameters())
+    assert scaled.parameters == sum(p.numel() for p in scaled.blank().parameters())
     assert all(scaled.operations(c) == net.operations(c) for c in CONVENTIONS)
 
 

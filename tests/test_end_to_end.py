@@ -218,6 +218,11 @@ def test_a_sweep_that_is_stopped_twice(start, tmp_path, monkeypatch, capsys):
     until(lambda: not working(started))
     unfinished = [trial for trial in trials_of(folder) if trial.status != "finished"]
     assert unfinished and not (folder / "results.csv").exists()
+    # as if the kill had hit Tune in the middle of a snapshot
+    torn = [file for file in (folder / "tune" / "search").iterdir() if file.suffix in (".json", ".pkl")]
+    assert len(torn) >= 3
+    for file in torn:
+        file.write_bytes(b"")
 
     code, printed = start(*arguments, "--resume", program=(sys.executable, "-c", WATCHED)).finish()
     assert code == 0, printed

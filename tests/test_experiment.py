@@ -180,8 +180,8 @@ MISTAKES = {
     "a score that nobody knows": (
         {"evaluation": {"scores": ["f1"]}},
         "test: evaluation: scores.0: name: no score is called 'f1'. Allowed: accuracy, "
-        "confusion, exact_match, generated, label_accuracy, label_f1, loss, macro_f1, mae, matthews, mse, perplexity, "
-        "perplexity_heterofl, r2, top_k",
+        "choices, confusion, exact_match, generated, label_accuracy, label_f1, loss, macro_f1, mae, matthews, mse, "
+        "perplexity, perplexity_heterofl, r2, top_k",
     ),
     "a score twice": (
         {"evaluation": {"scores": ["macro_f1", "macro_f1"]}},
@@ -611,3 +611,10 @@ def test_capacities_with_equal_networks_are_noted(method):
     assert not [
         note for note in tiny(method=method, clients={"capacities": [1, 0.5]}).notes if "equal networks" in note
     ]
+
+
+def test_an_experiment_is_valid_in_each_default_type(request):
+    """Its networks are known from the first one."""
+    tiny()
+    request.getfixturevalue("float64")
+    tiny()

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import functools
 import importlib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -92,6 +93,12 @@ def layer(module: str) -> int:
     return ROOMS.get(room(module), -1)
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@functools.cache
 def imported(tree: ast.AST) -> list[str]:
     """The dotted names of everything that is imported, wherever it stands: "rayfl.config.ConfigError"."""
     found = []
@@ -119,7 +126,7 @@ def target(name: str) -> str:
 def offences(modules: dict[str, str]) -> Iterator[str]:
     """Every import that goes the wrong way, and every module without a place."""
     for module, source in modules.items():
-        tree = ast.parse(source)
+        tree = parsed(source)
         if layer(module) < 0:
             yield f"rayfl.{module} has no place in LAYERS"
         for name in imported(tree):
@@ -138,7 +145,7 @@ def test_imports_run_one_way():
 
 
 def test_an_actor_imports_what_it_needs():
-    above = {module: ast.parse(source) for module, source in MODULES.items() if layer(module) < layer("results")}
+    above = {module: parsed(source) for module, source in MODULES.items() if layer(module) < layer("results")}
     first = {
         module: [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)] for module, tree in above.items()
     }
@@ -150,7 +157,7 @@ def test_an_actor_imports_what_it_needs():
 def texts_without_encoding(modules: dict[str, str]) -> Iterator[str]:
     """Every text file that is read or written in the encoding of the machine's language."""
     for module, source in modules.items():
-        for call in ast.walk(ast.parse(source)):
+        for call in ast.walk(parsed(source)):
             if not isinstance(call, ast.Call) or any(keyword.arg == "encoding" for keyword in call.keywords):
                 continue
             verb = getattr(call.func, "attr", getattr(call.func, "id", ""))
@@ -168,7 +175,7 @@ def test_text_files_have_an_encoding():
 def test_no_imports_in_a_circle():
     graph = {}
     for module, source in MODULES.items():
-        tree = ast.parse(source)
+        tree = parsed(source)
         names = set(imported(tree)) - set(for_types(tree))
         graph[module] = {target(name) for name in names if name.startswith("rayfl.")} - {module, ""}
     TopologicalSorter(graph).prepare()
@@ -223,7 +230,7 @@ def flags(modules: dict[str, str]) -> Iterator[str]:
     for module, source in modules.items():
         if not within(module, CORE):
             continue
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.Constant) and node.value in METHODS and node.value not in NAMES.get(module, ()):
                 yield f"rayfl.{module} names the method {node.value}"
             asked = [name for name in _asked(node) if name not in everybodys]
@@ -278,7 +285,7 @@ def test_a_planted_flag_is_named(module, source, offence):
 def untyped(modules: dict[str, str]) -> Iterator[str]:
     """Every parameter without a type: behind it a call could go anywhere."""
     for module, source in modules.items():
-        functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        functions = [n for n in ast.walk(parsed(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
         for function in functions if module not in FOREIGN else []:
             a = function.args
             given = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]

@@ -81,23 +81,21 @@ def test_it_counts_the_methods():
         assert count in text
 
 
-@pytest.mark.parametrize(("name", "judge"), [("PersonalHead", "local_accuracy_mean"), ("Pulled", "accuracy_mean")])
-def test_the_example_methods_run_as_they_stand(tmp_path, monkeypatch, name, judge):
-    examples = blocks(Path("rayfl/methods/README.md"), "python")
-    [example] = [block for block in examples if f"class {name}(" in block]
-    (tmp_path / "fedper.py").write_text(example)
+def test_the_example_method_runs_as_it_stands(tmp_path, monkeypatch):
+    [example] = blocks(Path("rayfl/methods/README.md"), "python")
+    (tmp_path / "pulled.py").write_text(example)
     monkeypatch.syspath_prepend(str(tmp_path))
     experiment = {
         "rounds": 3,
         "data": {"name": "synthetic", "samples": 80, "test_samples": 40},
         "clients": {"count": 4, "cohort": 2, "capacities": [1, 0.5]},
         "model": "digits_cnn",
-        "method": {"name": f"fedper:{name}"},
+        "method": {"name": "pulled:Pulled"},
         "run": {"executor": "serial"},
     }
     result = rayfl.run(experiment)
-    sys.modules.pop("fedper")
-    assert judge in result.summary and result.folder.facts.judge == judge
+    sys.modules.pop("pulled")
+    assert "accuracy_mean" in result.summary
     assert "refusals" not in result.metrics
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import typer
 
-from rayfl.config import ConfigError, load_yaml, nearest
+from rayfl.config import ConfigError, load_yaml
+from rayfl.config.errors import names_of, typo_of
 from rayfl.config.plain import shown
 
 SHIPPED = [above / "tune_configs" for above in Path(__file__).parents[1:3]]
@@ -22,8 +23,11 @@ def find_config(path: Path) -> Path:
     is_name = path.suffix in ("", ".yaml") and path.parent in (Path(), Path("tune_configs"))
     named = [folder / f"{path.stem}.yaml" for folder in SHIPPED if is_name]
     found = next((place for place in (path, *named) if place.is_file()), path)
-    if found == path and path.name == str(path) and not path.suffix and not path.exists():
-        raise ConfigError(f"{path}: no such file, and no shipped file of this name. {nearest(path, shipped())}")
+    if found == path and not path.exists():
+        files = sorted(map(str, path.parent.glob("*.y*ml")))
+        hint = typo_of(path, files) or typo_of(path.stem, shipped())
+        known = names_of([*files, *shipped()])
+        raise ConfigError(f"{path}: no such file, and no shipped file of this name. {hint}Allowed: {known}")
     return found
 
 

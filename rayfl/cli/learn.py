@@ -95,12 +95,12 @@ def explain(
 def _cards(name: str) -> list[str]:
     """Return the cards of a name, one per kind that has it. None of a setting."""
     from rayfl.experiment import Experiment
-    from rayfl.reference.card import card
+    from rayfl.reference.card import card, plain
     from rayfl.reference.catalogue import KINDS
 
     if name in Experiment.model_fields or "." in name:
         return []
-    return [card(place, name, _shipped()) for place, kind in KINDS.items() if name in kind.known()]
+    return [plain(card(place, name, _shipped())) for place, kind in KINDS.items() if name in kind.known()]
 
 
 def _explained(place: "Place") -> RenderableType:

@@ -46,7 +46,15 @@ PLAIN_WORDS = {
 
 
 class ConfigError(ValueError):
-    """Invalid input; the command line exits with 2. In a validator, the place is relative to the parsed section."""
+    """Invalid input; the command line exits with 2. In a validator, the place is relative to the parsed section.
+
+    >>> from rayfl import Experiment
+    >>> try:
+    ...     Experiment(model="digits_cnn", method="fedprox", rounds=0)
+    ... except ConfigError as error:
+    ...     print(error)
+    Experiment: rounds: 0 is not valid. Allowed: at least 1
+    """
 
 
 def choose(registry: Mapping[str, Any], name: Any, where: str, what: str) -> Any:

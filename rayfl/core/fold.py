@@ -61,7 +61,12 @@ class Factors:
 
 @dataclass
 class Update:
-    """The sum of the updates of clients with the same selection."""
+    """The sum of the updates of clients with the same selection.
+
+    >>> y, samples = torch.tensor([0.5, 1.0]), 40
+    >>> Update({"params": {"w": y * samples}}, weight=samples, metrics={"steps": 10}).sums["params"]["w"]
+    tensor([20., 40.])
+    """
 
     sums: dict[str, Params]
     """Group -> name -> sum_k w_k y_k in the submodel's shapes. Tensors without holders are missing. Read only."""
@@ -169,7 +174,14 @@ def aligned(count: int, most: int) -> Iterator[slice]:
 
 
 class Fold:
-    """The sums of the updates of a round. Means are computed on request."""
+    """The sums of the updates of a round. Means are computed on request.
+
+    >>> fold = Fold({"params": {"w": torch.zeros(2)}})
+    >>> for y in (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0])):
+    ...     fold.add(None, Update({}, weight=1.0, whole={"params": {"w": y}}))
+    >>> fold.mean("params")
+    {'w': tensor([2., 2.])}
+    """
 
     def __init__(self, state: State, server: Server | None = None):
         """`state`: state of the server before the round; `server`: its optimizer. Default: the mean."""

@@ -15,6 +15,7 @@ from rayfl.core.tensors import Params, as_vector, split_as
 Optimizer = torch.optim.Optimizer
 
 _PARAMETERS: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = WeakKeyDictionary()
+_MODULES: WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = WeakKeyDictionary()
 _PLACES: WeakKeyDictionary[nn.Module, dict[str, list[tuple[dict[str, Any], str]]]] = WeakKeyDictionary()
 _JOINED: WeakKeyDictionary[nn.Module, "Joined"] = WeakKeyDictionary()
 
@@ -25,6 +26,15 @@ def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter]:
     if found is None:
         found = _PARAMETERS[module] = dict(module.named_parameters())
     return found
+
+
+def modules_of(module: nn.Module) -> Mapping[str, nn.Module]:
+    """Return the module and all inside it by path, in its order. Cached, as `parameters_of`."""
+    found = _MODULES.get(module)
+    if found is None:
+        # not the module itself, which would never be freed
+        found = _MODULES[module] = {path: m for path, m in module.named_modules() if m is not module}
+    return {"": module} | found
 
 
 def call(module: nn.Module, params: Params, x: torch.Tensor) -> Any:

@@ -20,7 +20,7 @@ from rayfl.config import ask
 from rayfl.core import norms, operations
 from rayfl.core.axes import Axis, Layout, axes_of, layout_of, segments, size_at
 from rayfl.core.convolutions import safe
-from rayfl.core.joined import parameters_of
+from rayfl.core.joined import modules_of, parameters_of
 from rayfl.core.operations import Convention
 from rayfl.core.seeds import torch_scope
 from rayfl.core.tensors import Params, as_vector, end_to_end
@@ -58,7 +58,12 @@ class Family(Protocol):
 @dataclass(frozen=True)
 class Net:
     """One network of a family, with everything that a device needs to build it. Equal values are equal networks.
-    Sizes always come from a network built at its width, because rounding twice differs from rounding once."""
+    Sizes always come from a network built at its width, because rounding twice differs from rounding once.
+
+    >>> from rayfl.models import MODELS
+    >>> [Net(MODELS["digits_cnn"](input=(1, 8, 8)), width).parameters for width in (1, 0.25)]
+    [53194, 3706]
+    """
 
     model: Family
     """Model family."""
@@ -161,8 +166,13 @@ class Net:
 
     @property
     def activations(self) -> int:
-        """Elements of the outputs of all layers for one sample, which a backward pass reads."""
+        """Elements of the outputs of layers for one sample, which a backward pass reads."""
         return _operations(self).activations
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of the tensors that are not parameters, such as a frozen base."""
+        return sum(t.numel() * t.element_size() for t in _blank(self).buffers())
 
     @property
     def output(self) -> torch.Tensor:
@@ -242,13 +252,13 @@ def cached_module(net: Net, device: torch.device) -> nn.Module:
     with torch_scope(0):
         module = net.build().to(device)
     as_vector(list(module.parameters()))
-    _nets[module] = net
+    stands_for(module, net)
     return module
 
 
 def in_training(module: nn.Module) -> nn.Module:
     """Return the module in training mode. `module.train()` of one that is in it takes longer."""
-    return module if all(layer.training for layer in module.modules()) else module.train()
+    return module if all(layer.training for layer in modules_of(module).values()) else module.train()
 
 
 def as_built(module: nn.Module) -> nn.Module:
@@ -261,8 +271,13 @@ def as_built(module: nn.Module) -> nn.Module:
 _nets: WeakKeyDictionary[nn.Module, Net] = WeakKeyDictionary()
 
 
+def stands_for(module: nn.Module, net: Net) -> None:
+    """Let a module that clients of this process share count as their network."""
+    _nets[module] = net
+
+
 def net_of(module: nn.Module) -> Net | None:
-    """Return the network of a `cached_module`; None for other modules."""
+    """Return the network of a `cached_module`, or what a module `stands_for`; None for other modules."""
     return _nets.get(module)
 
 

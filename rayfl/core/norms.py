@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.backends import cudnn
 
+from rayfl.core.joined import modules_of
 from rayfl.core.tensors import Params
 
 MOMENTUM = 0.1
@@ -96,7 +97,7 @@ def _moments(x: torch.Tensor, mean: torch.Tensor, unbiased: torch.Tensor) -> tor
 
 def static_norms(module: nn.Module) -> dict[str, StaticBatchNorm]:
     """Return the static norms of a network, by path."""
-    return {path: m for path, m in module.named_modules() if isinstance(m, StaticBatchNorm)}
+    return {path: m for path, m in modules_of(module).items() if isinstance(m, StaticBatchNorm)}
 
 
 def batch_norms(module: nn.Module) -> list[StaticBatchNorm | nn.modules.batchnorm._BatchNorm]:

@@ -50,6 +50,12 @@ def is_counted(module: nn.Module) -> bool:
     return is_layer(module) or isinstance(module, nn.MultiheadAttention) or hasattr(module, "multiply_adds")
 
 
+def is_recomputed(module: nn.Module) -> bool:
+    """Return whether a module is a block of transformers with gradient checkpointing."""
+    kinds = (kind.__name__ for kind in type(module).__mro__)
+    return bool(getattr(module, "gradient_checkpointing", False)) and "GradientCheckpointingLayer" in kinds
+
+
 def uncounted(network: nn.Module) -> list[str]:
     """Return the paths of modules whose operations are not counted, and whose weights are in no layer."""
     return [
@@ -67,13 +73,16 @@ class Counts(NamedTuple):
     layers: dict[str, int]
     """Path of a layer (`is_layer`) -> multiply-adds."""
     activations: int
-    """Elements of the outputs of all leaf modules."""
+    """Elements that a backward pass reads: the outputs of all leaf modules, or of blocks with gradient checkpointing
+    their inputs, and the outputs inside the largest one."""
     output: Any
 
 
 def count(module: nn.Module, x: torch.Tensor) -> Counts:
     """Return the counts of the forward pass of `x`. On the meta device, nothing is computed."""
-    totals, layers, outputs = dict.fromkeys(CONVENTIONS, 0), {}, []
+    totals, layers = dict.fromkeys(CONVENTIONS, 0), {}
+    blocks = [path for path, part in module.named_modules() if is_recomputed(part)]
+    outputs = dict.fromkeys(blocks, 0) | {"": 0}
 
     def hook(path: str):
         def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -81,7 +90,8 @@ def count(module: nn.Module, x: torch.Tensor) -> Counts:
             x = inputs[0] if inputs else output
             for convention, operations in _COUNT.items():
                 totals[convention] += operations(module, x, output)
-            outputs.append(output.numel() if isinstance(output, torch.Tensor) else 0)
+            within = next((block for block in blocks if path.startswith(f"{block}.")), "")
+            outputs[within] += output.numel() if isinstance(output, torch.Tensor) else 0
             if is_counted(module):
                 layers[path] = layers.get(path, 0) + multiply_adds(module, x, output)
 
@@ -92,11 +102,17 @@ def count(module: nn.Module, x: torch.Tensor) -> Counts:
         for path, part in module.named_modules()
         if is_counted(part) or not any(True for _ in part.children())
     ]
+    inputs: list[int] = []
+    handles += [
+        module.get_submodule(path).register_forward_pre_hook(lambda _, x: inputs.extend(t.numel() for t in x[:1]))
+        for path in blocks
+    ]
     with torch.no_grad(), without_compiler, _Shapes():
         answer = module.eval()(x)
     for handle in handles:
         handle.remove()
-    return Counts(totals, layers, sum(outputs), answer)
+    kept = outputs.pop("") + sum(inputs) + max(outputs.values(), default=0)
+    return Counts(totals, layers, kept, answer)
 
 
 class _Shapes(TorchFunctionMode):

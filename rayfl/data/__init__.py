@@ -6,6 +6,7 @@ from rayfl.data.arrays import Split as Split
 from rayfl.data.base import DATASETS
 from rayfl.data.base import DATASETS_KIND as DATASETS_KIND
 from rayfl.data.base import DataSet as DataSet
+from rayfl.data.choices import Choices
 from rayfl.data.cifar import CIFAR10, CIFAR100
 from rayfl.data.datasets import Datasets
 from rayfl.data.digits import Digits
@@ -41,6 +42,7 @@ from rayfl.data.table import BreastCancer, Diabetes, Table
 from rayfl.data.text import SST2, AGNews, OwnText, Shakespeare, WikiText2
 
 SCORES["generated"] = Generated
+SCORES["choices"] = Choices
 
 DATASETS |= {
     "digits": Digits,

@@ -17,7 +17,12 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """A data set in memory."""
+    """A data set in memory.
+
+    >>> x, y = np.zeros((6, 1, 8, 8), np.uint8), np.arange(6) % 2
+    >>> Arrays({"x": x, "y": y}, {"x": x[:2], "y": y[:2]}).test_samples
+    2
+    """
 
     train: Split
     test: Split

@@ -36,7 +36,13 @@ LABEL = "y"
 
 
 class DataSet(Named, ABC):
-    """The `data:` section. A subclass adds its fields and implements the abstract members."""
+    """The `data:` section. A subclass adds its fields and implements the abstract members.
+
+    >>> from rayfl.data import DATASETS
+    >>> digits = DATASETS["digits"]()
+    >>> sorted(digits.columns), digits.arrays().train["x"].shape
+    (['x', 'y'], (1438, 1, 8, 8))
+    """
 
     not_in_result: ClassVar[tuple[str, ...]] = ()
     """Fields that do not affect results, such as the folder of the files."""

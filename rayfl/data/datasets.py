@@ -44,6 +44,12 @@ class Datasets(Shaped, OwnImages):
     floats; y is a class from 0. Samples are read for each batch, by the process that needs them, so that only batches
     are in memory. Transforms of the Datasets can draw from the global generators of torch, numpy and Python; draws are
     equal with every executor.
+
+    >>> import torch
+    >>> pixels, labels = torch.zeros(20, 1, 8, 8, dtype=torch.uint8), torch.arange(20) % 2
+    >>> data = Datasets(torch.utils.data.TensorDataset(pixels, labels))
+    >>> data.shape, data.arrays().test_samples
+    ((1, 8, 8), 4)
     """
 
     positional: ClassVar = ("train", "test")

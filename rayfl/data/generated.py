@@ -11,13 +11,16 @@ from torch import nn
 
 from rayfl.config import ConfigError, ask, require_number
 from rayfl.data.goal import IGNORE_INDEX
-from rayfl.data.scores import OfNetwork
+from rayfl.data.scores import OfSplits, Texts
 
+TEXTS = ("prompt", "answer", "reference")
+SHOWN, LONGEST = 4, 500
+"""Maximum numbers of samples, and of characters of a text, that an evaluation keeps."""
 TextScore = Callable[[str, str, str], float]
 """(prompt, generated answer, reference) -> score of a sample."""
 
 
-class Generated(OfNetwork):
+class Generated(OfSplits):
     """Mean score of generated answers: the network continues each sample before its last answer, by the most likely
     tokens, and the text is compared with that answer."""
 
@@ -40,18 +43,23 @@ class Generated(OfNetwork):
             )
         self._number("a prompt", "an answer", "a reference")
 
-    def network_counts(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor, goal: Any) -> torch.Tensor:
+    def network_counts(
+        self, module: nn.Module, x: torch.Tensor, y: torch.Tensor, goal: Any
+    ) -> tuple[torch.Tensor, list[Texts]]:
         if not hasattr(module, "generate"):
             raise ConfigError(
                 "evaluation.scores: generated needs a model that generates. Allowed: causal_lm, llama or gpt2, also as "
                 "the base of lora"
             )
-        tokens, targets = x.tolist(), y.tolist()
-        prompts, references = zip(*map(_parted, tokens, targets), strict=True)
+        prompts, references = zip(*map(_parted, x.tolist(), y.tolist()), strict=True)
         answers = module.generate(prompts, self.max_new_tokens, goal.ends)  # pyright: ignore[reportCallIssue]
         texts = ([goal.text(ids) for ids in of] for of in (prompts, answers, references))
-        found = [self._number(*sample) for sample in zip(*texts, strict=True)]
-        return torch.tensor([sum(found), len(found)], dtype=torch.float64, device=x.device)
+        samples = list(zip(*texts, strict=True))
+        found = [self._number(*sample) for sample in samples]
+        shown: list[Texts] = [
+            dict(zip(TEXTS, (text[:LONGEST] for text in one), strict=True)) for one in samples[:SHOWN]
+        ]
+        return torch.tensor([sum(found), len(found)], dtype=torch.float64, device=x.device), shown
 
     def _number(self, prompt: str, answer: str, reference: str) -> float:
         call = _function(self.score)

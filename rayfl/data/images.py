@@ -26,6 +26,10 @@ class Images(Prepare):
     """Images normalised to (x / scale - mean) / std and resized. Training images are optionally cropped and flipped.
 
     Samples are `x` [N, C, H, W], as stored, and `y` [N].
+
+    >>> stored = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)
+    >>> Images(mean=(0.5,), std=(0.5,)).whole({"x": stored})["x"].flatten()
+    tensor([-1.,  1.])
     """
 
     scale: float = 255.0
@@ -122,7 +126,21 @@ def _random_crop(
 
 
 class ImageData(DataSet, ABC):
-    """Images of one stored size with one class each: `x` [N, C, H, W] and `y` [N]."""
+    """Images of one stored size with one class each: `x` [N, C, H, W] and `y` [N].
+
+    >>> import numpy as np
+    >>> from rayfl.data import Arrays
+    >>> class Blank(ImageData):
+    ...     shape, classes = (1, 8, 8), 2
+    ...     def load(self):
+    ...         split = {"x": np.zeros((10, 1, 8, 8), np.uint8), "y": np.arange(10) % 2}
+    ...         return Arrays(split, split)
+    ...     @property
+    ...     def preprocessing(self):
+    ...         return Images(mean=(0.5,), std=(0.25,))
+    >>> Blank().arrays().test_samples
+    10
+    """
 
     size: int | None = Field(default=None, ge=1, le=LARGEST)
     """Height and width of the network inputs (224 for networks trained on ImageNet). Default: the stored size."""

@@ -21,7 +21,7 @@ from rayfl.data.samples import Batch, Samples
 from rayfl.data.scores import CrossEntropy, Perplexity, Score
 from rayfl.data.text.base import padded
 from rayfl.data.text.cache import cache_folder, cached, digest
-from rayfl.data.text.chat import Chat
+from rayfl.data.text.chat import Chat, located
 from rayfl.data.text.conversations import FILES, Conversations, Row, cell, read_rows
 from rayfl.data.text.encoders import Tokens, alongside, find_tokenizer
 from rayfl.data.text.own import classes_of, held_out_rows
@@ -61,7 +61,8 @@ class Instructed(NextToken):
     ends: tuple[int, ...] = ()
     """Tokens that end an answer. (): answers are not told apart from prompts."""
     folder: str = ""
-    """Folder of the tokenizer, with which scores of texts decode answers."""
+    """Folder of the tokenizer, and the template, with which scores read and write texts."""
+    template: str = "chat"
 
     def labels(self, split: Mapping[str, np.ndarray], train: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
         return split["y"] if self.columns else super().labels(split, train)
@@ -71,8 +72,13 @@ class Instructed(NextToken):
         return self.columns or 1
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens. The tokenizer's folder must be on every node."""
-        return _chat(Path(self.folder), "chat", ()).text(ids)
+        """Return the text of tokens."""
+        return self.chat.text(ids)
+
+    @property
+    def chat(self) -> Chat:
+        """Tokenizer and template. Their files must be on every node."""
+        return _chat(Path(self.folder), self.template, ())
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,9 @@ class Instructions(Conversations, DataSet):
     def goal(self) -> Instructed:
         classes = len(self._classes) if self.label else 0
         ends = self.chat.ends if self.loss == "responses" else ()
-        return Instructed(self._ids, columns=classes, ends=ends, folder=str(self._folder))
+        return Instructed(
+            self._ids, columns=classes, ends=ends, folder=str(self._folder), template=located(self.template)
+        )
 
     @property
     def offers(self) -> Mapping[str, Any]:

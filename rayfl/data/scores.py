@@ -5,7 +5,7 @@ Scores are additive: every batch gives a vector of counts, and the sum over all 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -23,12 +23,26 @@ MOST_IN_MATRIX = 100
 SOFTMAX_CHUNK = 2**19
 """Maximum number of logits per softmax."""
 
+Texts = dict[str, str]
+"""A sample in words: prompt, answer and reference."""
+Predict = Callable[[torch.Tensor], torch.Tensor]
+"""A network: x -> logits, of early exits one prediction."""
 Targets = Literal["class", "numbers", "labels"]
 """Kind of targets: one class per sample (or token), one or more numbers, or any number of labels."""
 
 
 class Score(Named, ABC):
-    """One metric of an evaluation. A subclass adds its fields and implements `counts` and `value`."""
+    """One metric of an evaluation. A subclass adds its fields and implements `counts` and `value`.
+
+    >>> class Errors(Score):
+    ...     better = "min"
+    ...     def counts(self, logits, y):
+    ...         return torch.stack([(logits.argmax(1) != y).sum(), torch.tensor(len(y))])
+    ...     def value(self, sums):
+    ...         return float(sums[0] / sums[1])
+    >>> Errors().value(Errors().counts(torch.eye(2), torch.tensor([0, 0])))
+    0.5
+    """
 
     better: ClassVar[Literal["max", "min"]] = "max"
     """Direction of improvement."""
@@ -255,18 +269,47 @@ class Confusion(Score):
 
 
 class OfNetwork(Mean):
-    """A score of what a network does with samples, in place of its logits: a mean over samples."""
+    """A score of what a network does with samples, in place of its logits: a mean over samples. A subclass is one of
+    the two below."""
 
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        # never asked for; a number of logits would be wrong
         raise NotImplementedError(f"{type(self).__name__} scores networks")
-
-    @abstractmethod
-    def network_counts(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor, goal: Any) -> torch.Tensor:
-        """Return the sum over samples and their number, [2], of a batch of a goal."""
 
     @abstractmethod
     def check(self, goal: Any) -> None:
         """Raise a ConfigError if samples of a goal have no such score."""
+
+
+class OfSplits(OfNetwork):
+    """A score of the samples of the evaluated splits."""
+
+    @abstractmethod
+    def network_counts(
+        self, module: nn.Module, x: torch.Tensor, y: torch.Tensor, goal: Any
+    ) -> tuple[torch.Tensor, list[Texts]]:
+        """Return the sum over samples and their number, [2], of a batch of a goal, and texts to show."""
+
+
+class OfOwnSamples(OfNetwork):
+    """A score of samples that it brings, for the networks of all capacities. It belongs to the test set."""
+
+    @property
+    @abstractmethod
+    def samples(self) -> Sequence[Any]:
+        """Samples, read on the server's machine and sent with the jobs."""
+
+    @abstractmethod
+    def own_counts(
+        self, predict: Predict, samples: Sequence[Any], batch_size: int, goal: Any, device: torch.device
+    ) -> torch.Tensor:
+        """Return the sum over some of these samples and their number, [2], in forward passes of at most `batch_size`
+        sequences."""
+
+
+def scores_of(split: str, scores: Iterable[Score]) -> list[Score]:
+    """Return the scores that a split has."""
+    return [score for score in scores if split == "test" or not isinstance(score, OfOwnSamples)]
 
 
 class SquaredError(Mean):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayfl.core.seeds import numpy_generator
+from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.data.arrays import Column, Split
 from rayfl.data.base import DataSet
 from rayfl.data.goal import IGNORE_INDEX, Classes, Goal, MaskedTokens, NextToken
@@ -44,6 +44,13 @@ class Sequences(Prepare):
 
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
         return _trimmed(samples), samples["y"]
+
+    def padding(self, x: torch.Tensor, batch_size: int) -> tuple[int, int]:
+        """Return the number of padding tokens, and of all tokens, in the batches of an epoch of x [N, T]."""
+        order = self.arrange({"x": x}, batch_size, torch_generator(0, "batches"))
+        lengths = _lengths(x if order is None else x[order])
+        total = sum(len(some) * int(some.max()) for some in lengths.split(batch_size))
+        return total - int(lengths.sum()), total
 
     def plain(self) -> dict[str, Any]:
         """Return the padding token."""

@@ -18,6 +18,9 @@ JOBS = 3
 """Jobs per worker and round, if there are enough clients: workers then finish at about the same time."""
 JOB_MACS = 5e7
 """Smallest job worth a message, in multiply-adds of forward passes: about 20 ms of training on one core."""
+STEP_MACS = 1e7
+"""What a step takes beside its own multiply-adds, in multiply-adds: the calls of its operations, measured with a small
+CNN. Clients that train side by side share it."""
 BRANCH = 8
 """Jobs that a node sums before the sum crosses the network."""
 
@@ -34,7 +37,7 @@ class Chunk:
     """Key in the cohort."""
     clients: list[Client]
     cost: float
-    """Multiply-adds of forward passes."""
+    """Multiply-adds of forward passes, and `STEP_MACS` of steps."""
     branch: Hashable
     """Branch of the job."""
     together: int
@@ -61,22 +64,23 @@ class Division:
         for key, (selection, clients) in sorted(cohort.items(), key=lambda item: -item[1][0].net.macs):
             group = self.together(selection.net) if len(clients) >= stacked.LEAST else 1
             # jobs are whole groups, so that groups do not depend on the workers
-            parts = list(aligned(len(clients), max(group, self._most(selection.net, clients, visits))))
+            parts = list(aligned(len(clients), max(group, self._most(selection.net, clients, group, visits))))
             branch = BRANCH * (parts[0].stop - parts[0].start)
             for part in parts:
-                cost = self._cost(selection.net, clients[part])
+                cost = self._cost(selection.net, clients[part], group)
                 chunks.append(Chunk(key, clients[part], cost, (key, part.start // branch), group))
         return chunks
 
-    def _most(self, net: Net, clients: list[Client], cohort: int) -> int:
+    def _most(self, net: Net, clients: list[Client], group: int, cohort: int) -> int:
         """Return the clients per job: enough jobs to keep all workers busy, but none smaller than `JOB_MACS`."""
         if self.most != "auto":
             return self.most
-        cost = self._cost(net, clients) / len(clients)
+        cost = self._cost(net, clients, group) / len(clients)
         worthwhile = min(JOB_MACS / (cost or 1.0), cohort / self.workers)
         return max(1, cohort // (JOBS * self.workers), math.ceil(worthwhile))
 
-    def _cost(self, net: Net, clients: list[Client]) -> int:
-        """Return the multiply-adds of the clients' forward passes in a round."""
+    def _cost(self, net: Net, clients: list[Client], group: int) -> float:
+        """Return what the clients' round takes, in multiply-adds of forward passes."""
         sizes = self.sizes[[client.id for client in clients]]
-        return int(self.training.samples_of(sizes).sum()) * net.macs
+        samples, steps = (int(count(sizes).sum()) for count in (self.training.samples_of, self.training.batches_of))
+        return samples * net.macs + steps * STEP_MACS / group

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,12 @@ from rayfl.core.seeds import numpy_generator
 from rayfl.core.tensors import Params
 from rayfl.data.federation import Federation
 from rayfl.data.partition import Shards
-from rayfl.data.scores import Score
+from rayfl.data.scores import OfOwnSamples, Score, Texts, scores_of
 from rayfl.engine.collecting import collections_of, grouped, spans_of
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job
 from rayfl.evaluation import Evaluation, add_to, value_of, values_of
 from rayfl.methods.base import Deployment, Method
-from rayfl.metrics import CLIENT_SCORES, EVALUATED, MATRICES, Line, client_table, label, named
+from rayfl.metrics import ANSWERS, CLIENT_SCORES, EVALUATED, MATRICES, Line, client_table, label, named
 
 EXACT_BATCH = 100
 """Default samples per batch of `exact` statistics: few passes, and less memory than training in batches of 10."""
@@ -30,14 +31,15 @@ EXACT_BATCH = 100
 class Sums:
     """Accumulated scores of a network."""
 
-    count: int = 0
     scores: dict[str, torch.Tensor] = field(default_factory=dict)
     exits: dict[int, torch.Tensor] = field(default_factory=dict)
+    texts: dict[str, list[Texts]] = field(default_factory=dict)
 
     def add(self, found: Evaluated) -> None:
-        self.count += int(found.counts.sum())
         add_to(self.scores, {name: t.sum(0) for name, t in found.sums.items()})
         add_to(self.exits, {i: t.sum(0) for i, t in enumerate(found.exits)})
+        # of the first job
+        self.texts = {**found.texts, **self.texts}
 
 
 class ByClient:
@@ -116,6 +118,7 @@ class Evaluator:
         plan = [
             *self._global(subjects, "test", test_samples),
             *self._global(subjects, "validation", len(self.federation.validation)),
+            *itertools.chain(*(self._global(subjects, "test", len(own), i) for i, own in self.own_samples.items())),
         ]
         splits = ["clients", *(["client_validation"] if len(self.federation.local_validation.idx) else [])]
         members = {split: self._members(split, deployed, clients) for split in splits if self.evaluation.clients}
@@ -139,12 +142,18 @@ class Evaluator:
                 local[message.split].append((message.items, answer))
             else:
                 sums.setdefault((message.split, job.key), Sums()).add(answer)
-        by_client = {split: ByClient(self.scores, found, clients.capacities) for split, found in local.items() if found}
+        by_client = {
+            split: ByClient(scores_of(split, self.scores), found, clients.capacities)
+            for split, found in local.items()
+            if found
+        }
         line: Line = {EVALUATED: True}
         for split in ("test", "validation"):
             line |= self._capacities(split, {c: sums.get((split, d.key)) for c, d in deployed.items()})
         if matrices := self._matrices({c: sums.get(("test", d.key)) for c, d in deployed.items()}):
             line[MATRICES] = matrices
+        if texts := self._texts({c: sums.get(("test", d.key)) for c, d in deployed.items()}):
+            line[ANSWERS] = texts
         line |= _densities(deployed)
         for split, found in by_client.items():
             line |= self._clients(split, found, deployed)
@@ -199,15 +208,22 @@ class Evaluator:
 
     # the plan
 
-    def _global(self, subjects: Mapping[Hashable, Deployment], split: str, samples: int) -> list[tuple[Job, Evaluate]]:
-        """Return the jobs of every deployed network on a shared split."""
+    def _global(
+        self, subjects: Mapping[Hashable, Deployment], split: str, samples: int, score: int | None = None
+    ) -> list[tuple[Job, Evaluate]]:
+        """Return the jobs of every deployed network on a shared split, or on a score's own samples."""
         judged = [d for d in subjects.values() if not d.is_start]
-        spans = spans_of(samples, self._batches[1], self.evaluation.piece)
-        return [
-            self._job(d.key, d.net, span.stop - span.start, Evaluate(split, [span], *self._batches))
-            for d in judged
-            for span in spans
+        own = None if score is None else self.own_samples[score]
+        work = [
+            (span.stop - span.start, Evaluate(split, [own[span] if own else span], *self._batches, score=score))
+            for span in spans_of(samples, self._batches[1], self.evaluation.piece)
         ]
+        return [self._job(d.key, d.net, count, one) for d in judged for count, one in work]
+
+    @cached_property
+    def own_samples(self) -> dict[int, Sequence[Any]]:
+        """Number of a score -> the samples that it brings, read once per run."""
+        return {i: score.samples for i, score in enumerate(self.scores) if isinstance(score, OfOwnSamples)}
 
     def _members(
         self, split: str, deployed: Mapping[float, Deployment], clients: Clients
@@ -254,7 +270,7 @@ class Evaluator:
         """Return the metrics of every capacity's network on a shared split."""
         known = {capacity: sums for capacity, sums in found.items() if sums is not None}
         server, line = known.get(self.method.task.server_capacity), {}
-        for score in self.scores if known else ():
+        for score in scores_of(split, self.scores) if known else ():
             name = score.label
             values = {capacity: value_of(score, sums.scores[name]) for capacity, sums in known.items()}
             line |= {named(name, capacity, split): value for capacity, value in values.items()}
@@ -277,10 +293,18 @@ class Evaluator:
                     matrices.setdefault(score.label, {})[label(capacity)] = matrix.tolist()
         return matrices
 
+    def _texts(self, found: Mapping[float, Sums | None]) -> dict[str, dict[str, list[Texts]]]:
+        """Return score -> capacity -> texts of some test samples, of scores that have them."""
+        texts: dict[str, dict[str, list[Texts]]] = {}
+        for capacity, sums in found.items():
+            for name, shown in ({} if sums is None else sums.texts).items():
+                texts.setdefault(name, {})[label(capacity)] = shown
+        return texts
+
     def _clients(self, split: str, found: ByClient, deployed: Mapping[float, Deployment]) -> Line:
         """Return the metrics over clients on their own split, of scores that they have."""
         line: Line = {}
-        for score in self.scores:
+        for score in scores_of(split, self.scores):
             name, counted = score.label, found.counted[score.label]
             if not counted.any():
                 continue

@@ -14,6 +14,7 @@ import torch
 
 from rayfl.core.fold import ClientState, Update
 from rayfl.core.submodel import Selection
+from rayfl.data.scores import Texts
 from rayfl.evaluation import Judged
 from rayfl.methods.base import Client, Payload
 from rayfl.training.secure import Protection
@@ -123,7 +124,7 @@ class Evaluate:
     split: str
     """One of `metrics.SPLITS`."""
     items: Sequence[Any]
-    """Slices of a shared split, or clients."""
+    """Slices of a shared split, clients, or parts of a score's own samples."""
     batch_size: int
     """Samples per forward pass."""
     statistics_batch: int
@@ -132,6 +133,8 @@ class Evaluate:
     """Logits of classes that a client lacks, on its own splits."""
     own: Sequence[Collect] | None = None
     """For a client's personal network without statistics: the data that they are collected from."""
+    score: int | None = None
+    """Number of the score whose own samples `items` are. Default: they are of the split."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,8 @@ class Evaluated:
     """Per early exit, the first score's sums [n, k]."""
     layers: Mapping[str, float] | None = None
     """Density of every masked layer of a client's personal masked network."""
+    texts: Mapping[str, list[Texts]] = field(default_factory=dict)
+    """Score -> texts of some samples of the first item."""
 
     @classmethod
     def of(cls, judged: Sequence[Judged], layers: Mapping[str, float] | None = None) -> "Evaluated":
@@ -155,4 +160,5 @@ class Evaluated:
             {name: torch.stack([piece.sums[name] for piece in judged]) for name in first.sums},
             tuple(torch.stack([piece.exits[i] for piece in judged]) for i in range(len(first.exits))),
             layers,
+            first.texts,
         )

@@ -25,6 +25,7 @@ from rayfl.core.tensors import as_tensor, norm
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.notes import notes_on
+from rayfl.data.scores import scores_of
 from rayfl.engine import checkpoints, traffic
 from rayfl.engine.checked import Checked, Diverged, check_finite
 from rayfl.engine.client_states import ClientStates
@@ -334,7 +335,7 @@ class Simulation:
 
     # evaluation
 
-    @property
+    @cached_property
     def evaluator(self) -> Evaluator:
         method, evaluation = self.method, self.experiment.evaluation
         return Evaluator(method, self.data, evaluation, self.recipe.scores, self.seed, self.executor)
@@ -359,7 +360,7 @@ class Simulation:
     @property
     def client_table(self) -> np.ndarray:
         """Rows of `client_table` of the last evaluation."""
-        labels = [score.label for score in self.recipe.scores]
+        labels = [score.label for score in scores_of("clients", self.recipe.scores)]
         return np.empty(0, client_table(labels)) if self._by_client is None else self._by_client.table
 
     def _notes(self, deployed: Mapping[float, Deployment]) -> list[str]:

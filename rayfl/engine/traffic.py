@@ -79,7 +79,7 @@ def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work
         flops, fixed = flops * work, fixed * work
         if (expected := simulation.method.expected_flops(capacity)) is not None:
             flops, fixed = expected, 0.0
-        memory = costs.training_mb(nets[capacity], training.batch_size, training.moments)
+        memory = costs.training_mb(nets[capacity], training.at_once, training.moments)
         found[capacity] = Work(flops, one["bytes_down"] * size, one["bytes_up"] * size, memory, fixed)
     return found
 

@@ -21,7 +21,7 @@ from rayfl.core.tensors import Params, as_tensor, laid_out, nbytes, norm
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.samples import ClientData
-from rayfl.data.scores import Score
+from rayfl.data.scores import OfOwnSamples, Score
 from rayfl.engine.checked import Checked, prints
 from rayfl.engine.devices import indexed
 from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, Train, Trained
@@ -31,7 +31,7 @@ from rayfl.metrics import plus
 from rayfl.training import stacked
 from rayfl.training.passes import Passes
 from rayfl.training.sending import RESIDUAL, transformed
-from rayfl.training.settings import precise
+from rayfl.training.settings import answered, precise
 from rayfl.training.together import together
 from rayfl.training.updates import Updates
 
@@ -189,6 +189,8 @@ class Worker:
                 add_to(sums, self._collected(module, one))
             statistics = norms.finish(sums, self.recipe.statistics)
         norms.load(module, statistics or {})
+        if job.score is not None:
+            return self._of_own_samples(module, deployed, job, self.recipe.scores[job.score])
         pieces = [self._piece(job.split, item) for item in job.items]
         present = None
         if job.fill != "none":
@@ -196,6 +198,14 @@ class Worker:
         size = job.batch_size if norms.has_statistics(module) else job.statistics_batch
         judged = judge(module, pieces, self.recipe.scores, size, deployed.answer, job.fill, present)
         return Evaluated.of(judged, deployed.present.layers if deployed.masked and job.own is not None else None)
+
+    def _of_own_samples(self, module: nn.Module, deployed: Deployment, job: Evaluate, score: Score) -> Evaluated:
+        assert isinstance(score, OfOwnSamples)
+        module.eval()
+        goal, size = self.federation.goal, job.batch_size
+        predict = lambda x: answered(module(x), deployed.answer)  # noqa: E731
+        sums = [score.own_counts(predict, item, size, goal, self.device) for item in job.items]
+        return Evaluated(torch.tensor([len(item) for item in job.items]), {score.label: torch.stack(sums)})
 
     def _collected(self, module: nn.Module, job: Collect) -> Params:
         at = job.augmented

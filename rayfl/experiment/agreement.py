@@ -208,11 +208,17 @@ def _check_forward(net: Net) -> None:
             "with `multiply_adds(output)` (PLUGINS.md)"
         )
     allowed = torch.get_default_dtype()
-    if other := {str(p.dtype) for p in net.blank().parameters() if p.dtype != allowed}:
+    if other := sorted(str(dtype) for dtype in _types(net, allowed) if dtype != allowed):
         raise ValueError(
-            f"model: {net.model.name} has trained parameters of type {', '.join(sorted(other))}. Allowed: "
-            f"{allowed}. Hint: another type is for the frozen base of model lora"
+            f"model: {net.model.name} has trained parameters of type {', '.join(other)}. Allowed: {allowed}. Hint: "
+            "another type is for the frozen base of model lora"
         )
+
+
+@lru_cache(maxsize=512)
+def _types(net: Net, default: torch.dtype) -> frozenset[torch.dtype]:
+    """Return the types of a network's parameters, built where torch's default type is `default`."""
+    return frozenset(p.dtype for p in net.blank().parameters())
 
 
 def _check_output(net: Net, capacity: float, goal: Goal) -> None:

@@ -25,10 +25,11 @@ from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import Arrays, DataSet
 from rayfl.data.federation import Federation, federate
 from rayfl.data.partition.base import Partition
-from rayfl.data.scores import Score
+from rayfl.data.scores import Score, scores_of
 from rayfl.evaluation import Evaluation
 from rayfl.experiment import agreement
 from rayfl.listeners import LISTENERS_KIND, EarlyStopping, Listener
+from rayfl.listeners.time_limit import TimeLimit
 from rayfl.methods import METHODS_KIND
 from rayfl.methods.base import Affordable, Client, Method, Task
 from rayfl.metrics import label, named
@@ -114,7 +115,12 @@ class Found(NamedTuple):
 
 
 class Experiment(Config):
-    """The configuration of one federated run."""
+    """The configuration of one federated run.
+
+    >>> experiment = Experiment(model="digits_cnn", method={"name": "fedprox", "mu": 0.1}, rounds=5)
+    >>> experiment.rounds, experiment.method.mu, experiment.data.name
+    (5, 0.1, 'digits')
+    """
 
     seed: int = Field(default=0, ge=0)
     """Random seed of the run."""
@@ -277,10 +283,12 @@ class Experiment(Config):
         return self.method.judged_on if self.evaluation.clients else "test"
 
     def all_listeners(self, more: Sequence[Listener] = ()) -> tuple[Listener, ...]:
-        """Return the listeners of the run, including early stopping for `run.patience`, and `more`. Raise a ConfigError
-        if one does not fit the run."""
+        """Return the listeners of the run, including those for `run.patience` and `system.until_s`, and `more`. Raise a
+        ConfigError if one does not fit the run."""
         patience = [EarlyStopping(patience=self.run.patience)] if self.run.patience else []
-        if not (found := [*self.listeners, *patience, *more]):
+        until = self.system.until_s if self.system else None
+        limit = [] if until is None else [TimeLimit(seconds=until, rounds=self.rounds)]
+        if not (found := [*self.listeners, *patience, *limit, *more]):
             return ()
         for i, one in enumerate(found):
             if not isinstance(one, Listener):
@@ -316,7 +324,7 @@ class Experiment(Config):
             ends["client_validation"] = ends["clients"]
         found = {"train_loss": Found("min", "train")}
         for split, some in ends.items():
-            for i, score in enumerate(self.scores):
+            for i, score in enumerate(scores_of(split, self.scores)):
                 of_exits = exits if i == 0 and split in ("test", "validation") else []
                 for end in ["mean", "worst", *some, *of_exits]:
                     found[named(score.label, end, split)] = Found(score.better, split)

@@ -13,7 +13,14 @@ Directions = Mapping[str, Literal["max", "min"]]
 
 
 class Listener(Named, ABC):
-    """Receiver of events. Fields are settings; state is in attributes with a leading underscore (`PrivateAttr`)."""
+    """Receiver of events. Fields are settings; state is in attributes with a leading underscore (`PrivateAttr`).
+
+    >>> class Enough(Listener):
+    ...     def on_round(self, line):
+    ...         return line["train_loss"] < 0.1
+    >>> Enough().on_round({"round": 3, "train_loss": 0.05})
+    True
+    """
 
     def fitted(self, metrics: Directions, judge: str, where: str) -> Self:
         """Return the listener for a run with these metrics, of which `judge` chooses the best round. Raise a

@@ -38,7 +38,14 @@ Payload = dict
 
 @dataclass(frozen=True)
 class Task:
-    """The task of a method, equal for all methods of a comparison."""
+    """The task of a method, equal for all methods of a comparison.
+
+    >>> from rayfl import Experiment
+    >>> clients = {"count": 4, "capacities": [1, 0.25]}
+    >>> task = Experiment(model="digits_cnn", method="heterofl", clients=clients).bound().task
+    >>> task.clients, sorted(task.nets), task.server.width
+    (4, [0.25, 1.0], 1.0)
+    """
 
     model: Model
     training: Training
@@ -68,7 +75,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Client:
-    """A client in a round, as seen by the server."""
+    """A client in a round, as seen by the server.
+
+    >>> Client(id=3, capacity=0.25, round=0).present is None
+    True
+    """
 
     id: int
     capacity: float
@@ -88,7 +99,15 @@ class Client:
 
 @dataclass(frozen=True)
 class Visit:
-    """One client's work in one round, on a worker."""
+    """One client's work in one round, on a worker.
+
+    >>> from rayfl.core.submodel import prefix
+    >>> from rayfl.models import MODELS
+    >>> net = Net(MODELS["digits_cnn"](input=(1, 8, 8)))
+    >>> visit = Visit(Client(3, capacity=1.0, round=5), prefix(net, net), data=None, client_state=None, seed=0)
+    >>> visit.round, visit.net == net
+    (5, True)
+    """
 
     client: Client
     selection: Selection
@@ -154,7 +173,14 @@ class ServerTaskResult:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A network and its parameters as deployed on a device: `net.build()` with `params` loaded."""
+    """A network and its parameters as deployed on a device: `net.build()` with `params` loaded.
+
+    >>> from rayfl.models import MODELS
+    >>> net = Net(MODELS["digits_cnn"](input=(1, 8, 8)), width=0.25)
+    >>> deployed = Deployment.of("a quarter", net, net.initial())
+    >>> deployed.has_statistics, deployed.present.parameters
+    (False, 3706)
+    """
 
     key: Hashable
     """Deployments of one state with equal keys are equal and are evaluated once."""
@@ -192,6 +218,11 @@ class Method(Named, ABC):
 
     A subclass adds fields and overrides the functions that differ from the defaults. `bind` sets `task` before any
     other function is called. Rounds count from 0.
+
+    >>> from rayfl.methods import METHODS
+    >>> method = METHODS["fedprox"](mu=0.1)
+    >>> isinstance(method, Method), method.mu, method.judged_on
+    (True, 0.1, 'test')
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -326,12 +357,13 @@ class Method(Named, ABC):
         def batches() -> Iterator[Batch]:
             return data.batches(steps, training.batch_size, torch_generator(visit.seed, "batches"))
 
-        if momentum is None and (sums := answer(Ask(module, batches, loss, training, rate, adjust, project))):
+        seed = stream(visit.seed, "dropout")
+        if momentum is None and (sums := answer(Ask(module, batches, loss, training, rate, adjust, project, seed))):
             return sums
         # CUDA graphs pay off only for a cached module, which other clients use too
         static = data.device.type == "cuda" and module is cached_module(visit.net, data.device)
         ours = kernels(training, visit.net.macs, data.device)
-        with ours, torch_scope(stream(visit.seed, "dropout"), data.device):
+        with ours, torch_scope(seed, data.device):
             return fit(module, batches(), loss, training, rate, adjust, project, momentum, static, goal=data.goal)
 
     def weight_of(self, data: ClientData) -> float:

@@ -23,7 +23,14 @@ from rayfl.training.settings import Training
 
 class Dense(Method):
     """Base class of methods whose clients train dense networks: narrower, shallower or whole. The defaults are HeteroFL
-    without Scaler and masks."""
+    without Scaler and masks.
+
+    >>> class RootWeighted(Dense):
+    ...     def weight_of(self, data):
+    ...         return len(data) ** 0.5
+    >>> RootWeighted().weight_of(range(16))
+    4.0
+    """
 
     sent: ClassVar[tuple[str, ...]] = ("params", "statistics")
     """Groups of the state that are cut to the client's network, sent, and averaged over holders."""

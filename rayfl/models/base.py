@@ -26,6 +26,10 @@ class Model(Named, ABC):
 
     Fields that the data set offers by the same name (`DataSet.offers`: input, classes, ...) default to the data set's
     values; other values are errors.
+
+    >>> from rayfl.models import MODELS
+    >>> Net(MODELS["digits_cnn"](input=(1, 8, 8)), width=0.25).build()(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
     """
 
     takes: ClassVar[str] = ""
@@ -179,7 +183,17 @@ def prepare_at(place: str, model: Model) -> None:
 
 
 class ImageModel(Model):
-    """Classifier of images: [B, *input] -> logits [B, classes]."""
+    """Classifier of images: [B, *input] -> logits [B, classes].
+
+    >>> from rayfl.core import linear
+    >>> class Small(ImageModel):
+    ...     def build(self, net):
+    ...         hidden = net.axis("hidden", 8)
+    ...         layers = linear(Axis.fixed("pixels", 64), hidden), linear(hidden, self.labels)
+    ...         return nn.Sequential(nn.Flatten(), *layers)
+    >>> Net(Small(input=(1, 8, 8)), width=0.25).parameters
+    160
+    """
 
     takes: ClassVar = "input"
 

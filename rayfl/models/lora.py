@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, SerializeAsAny, WithJsonSchema, field_validator
+from pydantic import Field, SerializeAsAny, WithJsonSchema, field_validator, model_validator
 from torch import nn
 
 from rayfl.config import ConfigError
@@ -35,6 +35,17 @@ from rayfl.models.vit import ViTB16
 
 QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
 """Names of queries and values in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and rayfl."""
+PEFT = {
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "target_modules": "targets",
+    "use_rslora": "scaling: rslora",
+    "use_dora": "LoRA without magnitudes (DoRA)",
+    "rank_pattern": "one rank for all targets",
+    "alpha_pattern": "one alpha for all targets",
+}
+"""Setting of peft -> what is used instead."""
 ALL_LINEAR = ("all-linear",)
 """Targets: all linear layers."""
 
@@ -67,6 +78,8 @@ class Lora(Model):
     """Dropout of an adapter's input in training."""
     head: Literal["train", "frozen"] = "train"
     """Train the head of the base network too, or freeze it."""
+    modules_to_save: tuple[str, ...] = ()
+    """Further modules of the base that are trained whole, by a part of their paths, such as lm_head (peft's name)."""
     base_seed: int = Field(default=0, ge=0)
     """Seed of a base without pretrained weights, and of a frozen head."""
     adapter: str = ""
@@ -84,6 +97,14 @@ class Lora(Model):
     @classmethod
     def _listed(cls, given: Any) -> Any:
         return (given,) if isinstance(given, str) else given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_peft(cls, given: Any) -> Any:
+        """Raise ConfigError for settings of peft that have another name here, or none."""
+        if isinstance(given, Mapping) and (known := [name for name in given if name in PEFT]):
+            raise ConfigError(f"{known[0]}: the setting of peft is not supported. Allowed: {PEFT[known[0]]}")
+        return given
 
     @field_validator("base", mode="before")
     @classmethod
@@ -114,8 +135,9 @@ class Lora(Model):
     def _read_adapter(self) -> Params:
         """Return the folder's tensors by rayfl's names. Raise ConfigError if they do not fit the widest network."""
         found = peft.read(self.adapter)
-        if self.head == "frozen":
-            found = {name: t for name, t in found.items() if name not in self._heads}
+        scales = peft.scales(self.adapter, self.target_paths)
+        untrained = {*self._heads} - {*self.head_names}
+        found = {name: t for name, t in found.items() if name not in untrained}
         wanted = {n: shape for n, shape in Net(self).layout.shapes.items() if not n.endswith(".lora.W")}
         given = {name: tuple(t.shape) for name, t in found.items()}
         if wrong := sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)):
@@ -125,7 +147,7 @@ class Lora(Model):
                 f"{wanted.get(wrong[0], 'missing')}). Allowed: adapters of rank {self.rank} at {', '.join(self.ends)}"
             )
         own = self.scale(self.rank)
-        for path, scale in peft.scales(self.adapter, self.target_paths).items():
+        for path, scale in scales.items():
             if not math.isclose(scale, own, rel_tol=1e-6):
                 raise ConfigError(
                     f"model.alpha: {self.alpha:g} is not valid with {self.adapter!r}, whose factor of {path} is "
@@ -164,7 +186,36 @@ class Lora(Model):
     @property
     def head_names(self) -> tuple[str, ...]:
         """Return the trained parameters of the base."""
-        return self._heads if self.head == "train" else ()
+        heads = self._heads if self.head == "train" else ()
+        return tuple(dict.fromkeys((*heads, *self._saved)))
+
+    @property
+    def _saved(self) -> tuple[str, ...]:
+        """Return the parameters of `modules_to_save`. Raise ConfigError if there are none, or if other modules or
+        adapters use them too."""
+        if not self.modules_to_save:
+            return ()
+        base, names = Net(self.base), list[str]()
+        for module in self.modules_to_save:
+            found = [name for name in base.layout.shapes if f".{module}." in f".{name}"]
+            if not found:
+                ends = dict.fromkeys(name.split(".")[-2] for name in base.layout.shapes if "." in name)
+                raise ConfigError(
+                    f"model.modules_to_save: no module of {self.base.name} with parameters of its own is named "
+                    f"{module!r}. Allowed: {', '.join(ends)}, or more of a path"
+                )
+            names += found
+        paths = {name.rpartition(".")[0] for name in names}
+        if tied := [path for path, owner in base.owners.items() if owner != path and owner in paths]:
+            raise ConfigError(
+                f"model.modules_to_save: {base.owners[tied[0]]!r} is tied to {tied[0]!r}, which would keep its frozen "
+                "weight. Allowed: modules of their own"
+            )
+        if self.targets != ALL_LINEAR and (both := sorted(paths & {*self._adapted})):
+            raise ConfigError(
+                f"model.modules_to_save: {both[0]!r} is one of model.targets too. Allowed: modules without an adapter"
+            )
+        return tuple(names)
 
     @property
     def _heads(self) -> tuple[str, ...]:
@@ -176,7 +227,8 @@ class Lora(Model):
         """Return the targets, by the end of their paths. Raise ConfigError if the base has none."""
         layers = Net(self.base).layers
         if self.targets == ALL_LINEAR:
-            head = {name.rpartition(".")[0] for name in Net(self.base).layout.classifier} | {*self.base.head_paths}
+            head = {name.rpartition(".")[0] for name in (*Net(self.base).layout.classifier, *self._saved)}
+            head |= {*self.base.head_paths}
             return tuple(path for path in self._linear if path not in head)
         if self.targets:
             return self.targets
@@ -200,7 +252,12 @@ class Lora(Model):
                     f"model.targets: no linear layer of {self.base.name} ends with {target!r}. Allowed: "
                     f"{', '.join(ends)}, or more of a path, such as {linear[0]}"
                 )
-        return tuple(path for path in layers if any(_ends(path, target) for target in self.ends))
+        return self._adapted
+
+    @property
+    def _adapted(self) -> tuple[str, ...]:
+        ends = self.ends
+        return tuple(path for path in Net(self.base).layers if any(_ends(path, target) for target in ends))
 
     @property
     def _linear(self) -> list[str]:
@@ -249,8 +306,9 @@ class Lora(Model):
             task = getattr(self.base, "task", "classes")
             # a head that is frozen was drawn here, and is not in the base's files
             head = {name: frozen.tensors_of(self)[name] for name in self._heads}
+            saved = dict.fromkeys((*self.base.head_paths, *(name.rpartition(".")[0] for name in self._saved)))
             alphas = {path: self.scale(rank) * rank for path, rank in ranks.items()}
-            config = peft.config_of(ranks, alphas, self.base.head_paths, self.dropout, task, weights)
+            config = peft.config_of(ranks, alphas, list(saved), self.dropout, task, weights)
             peft.write(to / "adapter", head | dict(params), config)
             for file in files:
                 (shutil.copytree if file.is_dir() else shutil.copy)(file, to / "adapter" / file.name)

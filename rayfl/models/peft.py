@@ -83,6 +83,11 @@ def scales(folder: str, paths: Iterable[str]) -> dict[str, float]:
     file = Path(folder).expanduser() / CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
+        if config.get("use_dora"):
+            raise ConfigError(
+                f"model.adapter: {folder!r} has magnitudes (use_dora), which are not supported. Allowed: adapters of "
+                "LoRA"
+            )
         if (start := config.get("init_lora_weights", True)) not in (True, False, "gaussian"):
             raise ConfigError(
                 f"model.adapter: {folder!r} has init_lora_weights: {start!r}, which changes the base's weights too. "

@@ -1,5 +1,7 @@
 """Initial weights from files: the state of a network, a run, or an export."""
 
+import hashlib
+import json
 import pickle
 from collections.abc import Collection
 from pathlib import Path
@@ -38,13 +40,14 @@ def read(place: str, hint: str) -> Params:
         )
     try:
         if checkpoints:
+            _check_sum(path)
             with safe_open(path, "pt") as file:
                 names = [name for name in file.keys() if name.startswith("params/")]
                 return {name.removeprefix("params/"): file.get_tensor(name) for name in names}
         if path.suffix == ".safetensors":
             return load_file(path)
         state = torch.load(path, "cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+    except (OSError, KeyError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         [reason, *_] = [*str(error).splitlines(), type(error).__name__]
         raise ConfigError(
             f"model.weights: {path} cannot be read ({reason}). Allowed: the state of a network as torch or safetensors "
@@ -53,6 +56,14 @@ def read(place: str, hint: str) -> Params:
     if not isinstance(state, dict) or not all(isinstance(t, torch.Tensor) for t in state.values()):
         raise ConfigError(f"model.weights: {path} has no named tensors. Allowed: the state of a network")
     return state
+
+
+def _check_sum(path: Path) -> None:
+    """Raise ValueError if the SHA-256 of a checkpoint's file differs from the one in its manifest."""
+    sums = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))["sha256"]
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sums[path.name]:
+            raise ValueError("the SHA-256 differs from the manifest's")
 
 
 def matching(found: Params, net: Net, place: str, drawn: Collection[str], hint: str) -> Params:

@@ -1,6 +1,8 @@
 """Card of a class that a file can name: its data sheet, settings, requirements, smallest file and shipped files."""
 
 import inspect
+import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,19 +33,22 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
     "samples and labels": {"public": {"share": 0.2, "labeled": True}},
 }
 """Public data that a method needs -> settings of `data:`."""
+MATH = re.compile(r"\$([^$]+)\$")
+"""Mathematics in a data sheet: AsciiMath between dollar signs."""
 
 
 def card(place: str, name: str, files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the card of a class in Markdown. `place`: where it is named, a key of `KINDS`. `files`: name -> content of
-    the files that are searched for it. Raise ConfigError if there is no such class."""
+    """Return the card of a class in Markdown, with mathematics as in its data sheet (`MATH`). `place`: where it is
+    named, a key of `KINDS`. `files`: name -> content of the files that are searched for it. Raise ConfigError if there
+    is no such class."""
     cls = KINDS[place].find(name, place)
     head, _, text = inspect.cleandoc(sheet(cls)).partition("\n\n")
-    parts = [f"# {name}", f"`{place}: {name}`. {' '.join(head.split())}", text]
+    parts = [f"# {name}", f"`{place}: {name}`. {' '.join(head.split())}", _with_symbols(cls, text)]
     if rows := settings_table(cls):
         parts += ["## Settings", rows]
     if issubclass(cls, Method):
         public, example = smallest(cls, name)
-        facts = {"Model": MODELS[cls.contract.wants][0], "Public data": public, **_facts(cls)}
+        facts = {"Model": MODELS[cls.contract.wants][0], "Public data": public, **_facts(cls, example)}
         parts += ["## Requirements", "\n".join(f"- {title}: {fact}." for title, fact in facts.items())]
         parts += [
             "## The smallest file",
@@ -73,16 +78,47 @@ def smallest(cls: type[Method], name: str) -> tuple[str, dict[str, Any]]:
     raise ConfigError(f"method {name}: no small experiment is valid: {reasons[-1]}")
 
 
-def _facts(cls: type[Method]) -> dict[str, str]:
-    """Return further requirements of a method with its defaults."""
+def plain(card: str) -> str:
+    """Return a card with its mathematics as plain text.
+
+    >>> plain("$x$ is the mean $(sum_k y_k)/K$.")
+    'x is the mean (sum_k y_k)/K.'
+    """
+    return MATH.sub(r"\1", card)
+
+
+def _with_symbols(cls: type, text: str) -> str:
+    """Return a data sheet in which "Symbols: as in `base`" are those of that module beside the class's."""
+    package = cls.__module__.rpartition(".")[0]
+
+    def symbols(match: re.Match[str]) -> str:
+        sheet = sys.modules[f"{package}.{match[1]}"].__doc__ or ""
+        return next(part for part in sheet.split("\n\n") if part.startswith("Symbols: ")).removesuffix(".")
+
+    return re.sub(r"^Symbols: as in `(\w+)`", symbols, text, flags=re.M)
+
+
+def _facts(cls: type[Method], example: Mapping[str, Any]) -> dict[str, str]:
+    """Return further requirements of a method with its defaults. `example`: a valid experiment."""
     facts = {"Evaluated on": "the clients' own test data" if cls.judged_on == "clients" else "the test set"}
     method = cls.model_construct()
     reasons = {
         "One class per sample": method.needs_classes,
         "No `updates.transforms`": method.needs_exact_updates,
         "No asynchrony": method.synchronous,
+        "Fixed capacities": _fixed(example),
     }
     return facts | {title: reason for title, reason in reasons.items() if reason}
+
+
+def _fixed(example: Mapping[str, Any]) -> str:
+    """Return the reason why a client's capacity may not change between rounds; "" if it may."""
+    given = {**example, "clients": {**example["clients"], "assignment": "dynamic"}}
+    try:
+        Experiment.model_validate(given).bound()
+    except ValueError as error:
+        return "a client's state fits one network" if "clients.assignment" in str(error) else ""
+    return ""
 
 
 def settings_table(cls: type[Config]) -> str:

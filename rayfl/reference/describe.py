@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import torch
 
 from rayfl import costs
 from rayfl.config import ConfigError, set_path
@@ -20,6 +21,7 @@ from rayfl.data.arrays import Arrays, Column, Split
 from rayfl.data.base import DataSet
 from rayfl.data.files import offline
 from rayfl.data.partition.iid import IID
+from rayfl.data.tokens import Sequences
 from rayfl.engine import traffic
 from rayfl.engine.locks import Temporary
 from rayfl.engine.simulation import Simulation
@@ -27,9 +29,13 @@ from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Method
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import ImageModel
+from rayfl.results.cells import human_bytes
 from rayfl.system import Past, Timed
 from rayfl.system.settings import Sync
+from rayfl.training.settings import Training
 
+PADDED = 50
+"""Maximum number of clients whose padding is counted."""
 SAMPLES = 10_000
 """Made-up samples if the data set is not available; more if there are more clients."""
 
@@ -51,10 +57,13 @@ def describe(
     method = experiment.bound()
     state, traffic_of = method.init(), sent(experiment, notify)
     training = experiment.training
-    gb = costs.actor_gb(method.task.nets.values(), training.batch_size, training.moments, experiment.together)
+    gb = costs.actor_gb(method.task.nets.values(), training.at_once, training.moments, experiment.together)
     notify(
         f"Memory of a client actor: about {gb:.2g} GB, with batches of {training.batch_size} samples (run.memory: auto)"
     )
+    largest = max(method.task.nets.values(), key=lambda net: costs.training_mb(net, training.at_once, training.moments))
+    if largest.model.parts(largest).get("frozen"):
+        notify(_parts(largest, training))
     groups = {capacity: experiment.together(net) for capacity, net in method.task.nets.items()}
     if any(group > 1 for group in groups.values()):
         shown = ", ".join(f"{group} at {capacity:g}" for capacity, group in groups.items() if group > 1)
@@ -64,6 +73,18 @@ def describe(
     return [
         _record(method, state, capacity, convention, coverage) | traffic_of[capacity] for capacity in method.task.nets
     ]
+
+
+def _parts(net: Net, training: Training) -> str:
+    """Return a note on the memory for training a network with a frozen base."""
+    frozen, parameters, optimizer, activations = map(
+        human_bytes, costs.training_memory(net, training.at_once, training.moments)
+    )
+    return (
+        f"Of it, for the largest network: base {frozen} (once per node where processes share memory), adapters "
+        f"{parameters}, their gradients and optimizer {optimizer}, activations of {training.at_once} samples "
+        f"{activations}"
+    )
 
 
 def times(experiment: Experiment, notify: Callable[[str], None]) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -147,7 +168,27 @@ def sent(experiment: Experiment, notify: Callable[[str], None]) -> dict[float, d
         f"Bytes: mean per client of round 3, {population.cohort} of {population.count} clients, estimated with one "
         f"training step per client{about}"
     )
+    if not about and (note := _padding(experiment, arrays)):
+        notify(note)
     return {c: {name: round(one[name]) for name in ("bytes_down", "bytes_up")} for c, one in found.items()}
+
+
+def _padding(experiment: Experiment, arrays: Arrays) -> str:
+    """Return a note on the padding in batches of sequences; "" for other data."""
+    federation, size = experiment.federate(arrays), experiment.training.batch_size
+    prepare = federation.prepare
+    if not isinstance(prepare, Sequences):
+        return ""
+    found = np.sum(
+        [
+            prepare.padding(torch.from_numpy(arrays.train["x"][federation.train[client]]), size)
+            for client in range(min(PADDED, len(federation.train)))
+        ],
+        0,
+    )
+    return (
+        f"Padding: {found[0] / max(found[1], 1):.0%} of the tokens of batches of {size} (data.order: {prepare.order})"
+    )
 
 
 def _with_data(experiment: Experiment) -> tuple[Experiment, Arrays, str]:

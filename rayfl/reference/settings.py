@@ -8,13 +8,14 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rayfl.config import PLAIN_WORDS, Config, ConfigError, Named, kinds_of, nearest
+from rayfl.config import PLAIN_WORDS, Config, ConfigError, Named, kinds_of
+from rayfl.config.errors import names_of, typo_of
 from rayfl.experiment import NAMED, Experiment
 from rayfl.reference.catalogue import FILLED, KINDS, as_yaml, first_sentence
 from rayfl.results.published import Published
@@ -80,12 +81,12 @@ class Place:
     defaults: Mapping[str, Config] = field(default_factory=dict)
     """Owner of the section in which the field is -> its default of that section."""
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Setting]:
         """The setting of every owner."""
         return {chosen: settings(cls)[self.name] for chosen, cls in self.owners.items()}
 
-    @property
+    @cached_property
     def below(self) -> dict[str, type[Config]]:
         """Classes of the sections at the path, by the name that selects one ("" if there is only one)."""
         fields = [setting.field for setting in self.settings.values()]
@@ -133,7 +134,9 @@ def find(path: str) -> Place:
         if not having:
             known = sorted({name for cls in owners.values() for name in settings(cls)} | (set() if at else {*SWEEP}))
             inside = [] if at else [f"{name}.{part}" for name in settings(Experiment) if _has(find(name), part)]
-            hint = f"Did you mean {' or '.join(inside)}?" if inside else nearest(part, known)
+            choices = [] if at else sorted(name for kind in KINDS.values() for name in kind.known())
+            close = typo_of(part, [*known, *choices])
+            hint = f"Did you mean {' or '.join(inside)}?" if inside else f"{close}Allowed: {names_of(known)}"
             raise ConfigError(f"{path}: {at.rstrip('.') or 'a file'} has no setting {part!r}. {hint}")
         place, at = Place(f"{at}{part}", having, part, defaults), f"{at}{part}."
         owners = place.below

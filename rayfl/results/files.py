@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    _replace(path, (json.dumps(value, indent=2) + "\n").encode())
+    replace(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def read_summed(path: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def read_array(path: Path, rows: np.dtype) -> np.ndarray:
 def write_array(path: Path, rows: np.ndarray) -> None:
     file = io.BytesIO()
     np.save(file, rows, allow_pickle=False)
-    _replace(path, file.getvalue() + hashlib.sha256(file.getvalue()).digest())
+    replace(path, file.getvalue() + hashlib.sha256(file.getvalue()).digest())
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -115,7 +115,7 @@ def append_lines(path: Path, lines: list[Line]) -> None:
 
 def write_lines(path: Path, lines: list[Line]) -> None:
     """Replace all lines of a file atomically."""
-    _replace(path, _jsonl(lines))
+    replace(path, _jsonl(lines))
 
 
 def _read(path: Path) -> bytes | None:
@@ -182,7 +182,8 @@ def _cut_torn_line(fd: int) -> int:
     return end
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes) -> None:
+    """Write a file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

@@ -10,6 +10,7 @@ from rayfl.data.partition.base import label_counts
 from rayfl.engine.checkpoints import CHECKPOINTS, latest
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.results import published
+from rayfl.results.answers import answers_of
 from rayfl.results.budgets import write_equal_cost
 from rayfl.results.findings import Findings, found_in
 from rayfl.results.folder import RunFolder
@@ -39,6 +40,8 @@ def write_report(found: Findings, notify: Notify, formats: Sequence[str] = ()) -
     write_submodels(folder, best, lambda path: deployments(path, notify), notify, judge, formats)
     for name, counts in counts_in(folder / "plots").items():
         label_distribution(counts).write(folder / "plots" / name, formats)
+    if answers := answers_of(best, judge):
+        (folder / "answers.md").write_text(answers.markdown(), encoding="utf-8")
     section, changed = published.from_config(found.config)
     if section:
         (folder / "published.md").write_text(published.markdown(section, changed, best), encoding="utf-8")

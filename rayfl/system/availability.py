@@ -23,7 +23,14 @@ SECONDS = "a number of seconds"
 
 
 class Availability(Named, ABC):
-    """Base class of rules of availability."""
+    """Base class of rules of availability.
+
+    >>> class FirstHour(Availability):
+    ...     def until(self, client, seconds, seed):
+    ...         return max(seconds, 3600.0)
+    >>> [FirstHour().is_available(0, seconds, seed=0) for seconds in (10.0, 7200.0)]
+    [True, False]
+    """
 
     def check(self, clients: int) -> None:
         """Raise a ValueError if the rule does not describe this many clients."""

@@ -46,7 +46,11 @@ class Speed:
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a client."""
+    """The device of a client.
+
+    >>> Device("phone", Speed(5.0), down=Speed(20.0), up=Speed(5.0)).memory_mb
+    inf
+    """
 
     kind: str
     """Name of its class."""
@@ -67,7 +71,14 @@ class Device:
 
 
 class Devices(Named, ABC):
-    """Base class of rules that give each client a device."""
+    """Base class of rules that give each client a device.
+
+    >>> class Phones(Devices):
+    ...     def device(self, client, seed):
+    ...         return Device("fast" if client % 2 else "slow", Speed(1.0 + client % 2), Speed(20.0), Speed(5.0))
+    >>> Phones().device(client=1, seed=0).kind
+    'fast'
+    """
 
     def check(self, clients: int) -> None:
         """Raise a ValueError if there are not devices for this many clients."""

@@ -87,7 +87,15 @@ class Visited:
 
 
 class Sampler(Named, ABC):
-    """Base class of rules that choose the clients to ask. `round` counts from 0."""
+    """Base class of rules that choose the clients to ask. `round` counts from 0.
+
+    >>> class First(Sampler):
+    ...     def choose(self, wanted, free, round, memory):
+    ...         return [client for client in range(free.count) if free.is_free(client)][:wanted], memory
+    >>> from types import SimpleNamespace
+    >>> First().choose(2, SimpleNamespace(count=5, is_free=lambda client: client != 1), round=0, memory={})
+    ([0, 2], {})
+    """
 
     synchronous: ClassVar[bool] = False
     """True if the rule needs synchronous rounds."""

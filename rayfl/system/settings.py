@@ -97,6 +97,9 @@ class System(Config):
     """Rounds: synchronous, or with a buffer."""
     time_to: tuple[float, ...] = ()
     """Target values of the main score, e.g. 0.8: tables show the simulated time until an evaluation reached them."""
+    until_s: float | None = Field(default=None, gt=0, le=1e12)
+    """Simulated seconds after which the run ends: with the first evaluated round that ends then or later, so that its
+    last scores are those at this time. A search then chooses by them. Default: after `rounds`."""
     capacities: Literal["given", "memory", "time"] = "given"
     """Capacity of a client. given: by `clients`. memory: the largest one of `clients` whose network its device can
     train within its memory, all blocks at once and without a second network beside it. time: the largest one with a

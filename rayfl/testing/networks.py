@@ -70,14 +70,13 @@ class NetworksContract(MethodPromises):
         assert {"local_accuracy_mean", "local_validation_accuracy_mean"} <= line.keys()
         self.check_deployments(simulation, line)
 
-    def test_it_goes_on_from_the_middle_of_a_round(self, model: Any, tmp_path: Path) -> None:
+    def test_it_goes_on_from_the_middle_of_a_round(self, tmp_path: Path) -> None:
         """A run resumed from a checkpoint of a partial round, before its first server task or its last, equals the
         uninterrupted run bit for bit."""
-        experiment = self.experiment(model)
+        experiment = self.experiment(self.fitting[-1], rounds=1)
         straight = simulate(experiment, tmp_path / "straight")
         if type(straight.method).plan is Method.plan:
             raise SkipTest("its rounds have no server tasks")
-        run(straight, 1)
         line, saved = straight.advance(), 0
         while line is None:
             saved += 1
@@ -87,7 +86,7 @@ class NetworksContract(MethodPromises):
         del line["seconds"]
         for i in sorted({1, saved}):
             again = simulate(experiment, tmp_path / f"again {i}")
-            assert again.restore(tmp_path / f"checkpoints {i}")[0] == 1
+            assert again.restore(tmp_path / f"checkpoints {i}")[0] == 0
             assert again.partial_round
             assert run(again) == [line]
             assert_equal_ends(again, straight)

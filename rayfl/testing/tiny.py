@@ -151,8 +151,8 @@ def _task(model: Model) -> str:
 def split_for(model: Model, data: Any = None) -> Any:
     """Return a `partition:` section for these data: streams of tokens, numbers and labels have no classes to split
     by."""
-    targets = "class" if not data else DATASETS_KIND.read(over_tiny("data", data), "data").goal.targets
-    is_of_classes = targets == "class" and not (model.takes == "ids" and _task(model) != "classes")
+    read = DATASETS_KIND.read(over_tiny("data", data or made_up_for(model) or TINY["data"]), "data")
+    is_of_classes = read.goal.targets == "class" and read.offers.get("task", "classes") == "classes"
     return TINY["partition"] if is_of_classes else "iid"
 
 

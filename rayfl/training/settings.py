@@ -74,6 +74,11 @@ class Training(Config):
         return self
 
     @property
+    def at_once(self) -> int:
+        """Maximum number of samples in a forward pass."""
+        return -(-self.batch_size // self.accumulate)
+
+    @property
     def moments(self) -> int:
         """Number of tensors that the optimizer keeps per parameter."""
         return 2 if self.optimizer != "sgd" else int(self.momentum > 0)
@@ -120,9 +125,9 @@ class Training(Config):
             return 1.0
         return (1 + math.cos(math.pi * min((step - self.warmup) / max(end - self.warmup, 1), 1))) / 2
 
-    def batches_of(self, samples: int) -> int:
-        """Return the steps per round of a client with `samples` samples."""
-        return self.steps or self.epochs * -(-samples // self.batch_size)
+    def batches_of(self, samples: Count) -> Count:
+        """Return the steps per round of a client with `samples` samples, or of each of several clients."""
+        return 0 * samples + self.steps if self.steps else self.epochs * -(-samples // self.batch_size)
 
     def for_epochs(self, epochs: int) -> Self:
         """Return these settings with so many epochs, in place of `steps`."""

@@ -2,16 +2,18 @@
 
 A step of a narrow network on a CPU spends its time on calls of operations, not on their work, and C stacked clients
 share the calls. Each client keeps its own samples, number of steps, learning rates, label set, running statistics,
-optimizer, clipping and hooks. Batches of different sizes are different calls, so that norms and means are those of the
-client's own batch. Gradients differ from those of a client alone in the last bits, because sums have another order.
+dropout, optimizer, clipping and hooks. Batches of different sizes are different calls, so that norms and means are
+those of the client's own batch. Gradients differ from those of a client alone in the last bits, because sums have
+another order.
 """
 
 import itertools
 import math
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, cast
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +26,7 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import PROCESS
 from rayfl.core.tensors import Params, split_as
 from rayfl.data.samples import Batch
+from rayfl.training.dropout import Dropout
 from rayfl.training.passes import Passes
 from rayfl.training.settings import Training, mask_logits
 from rayfl.training.steps import Hook, Objective
@@ -33,44 +36,44 @@ MOST = 32
 """Clients that train together, at most: the gain of more is small (`scripts/bench_step.py`)."""
 LEAST = 6
 """Clients that train together, at least: a stacked step takes as long as three to five steps of one client."""
-STEP_MACS = 2e7
-"""Multiply-adds of a client's step up to which company makes it faster on a CPU."""
 GROUP_MACS = 1.28e8
-"""Multiply-adds of a step of all clients together, at most."""
+"""Multiply-adds of a step of all clients together, at most: those of larger steps are faster alone on a CPU."""
 GROUP_ELEMENTS = 2**25
 """Elements of parameters, gradients and activations of all clients together, at most: 128 MB."""
 
-_known: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
-"""Module -> key of asks -> whether `vmap` can answer them."""
+Inside = Callable[[Sequence[torch.Generator]], AbstractContextManager[Any]]
+"""What forward passes run in, from the clients' generators."""
+
+_known: WeakKeyDictionary[nn.Module, dict[Hashable, Inside | None]] = WeakKeyDictionary()
+"""Module -> key of asks -> what `vmap` answers them in. None: it cannot."""
 
 
 def most(net: Net, training: Training) -> int:
     """Return the number of clients with this network that train together. 1: each alone."""
     step = max(training.batch_size * net.macs, 1)
     elements = 4 * net.parameters + training.batch_size * net.activations + 1
-    group = min(MOST, GROUP_MACS / step, GROUP_ELEMENTS / elements)
-    return 1 if step > STEP_MACS or group < LEAST else 1 << int(math.log2(group))
+    group = 1 << int(math.log2(max(min(MOST, GROUP_MACS / step, GROUP_ELEMENTS / elements), 1)))
+    return group if group >= LEAST else 1
 
 
 def train(asks: Sequence[Ask]) -> None:
     """Answer asks with equal keys. They stay as they are if the network or the loss cannot be stacked: it draws random
-    numbers, reads values, or has operations that `vmap` does not know."""
+    numbers but for dropout, reads values, or has operations that `vmap` does not know."""
     known, key = _known.setdefault(asks[0].module, {}), asks[0].key
-    if len(asks) < LEAST or not known.get(key, True):
+    if len(asks) < LEAST or (key in known and known[key] is None):
         return
     stacked = Stacked(asks)
     try:
         with PROCESS, _strict():
-            if key not in known:
-                stacked.probe()
-            stacked.train()
+            inside = known.get(key) or stacked.probe()
+            stacked.train(inside)
     except Exception as error:
         # an error of the visit itself is raised again when it trains alone
         if any(stacked.steps) or isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
-        known[key] = False
+        known[key] = None
     else:
-        known[key] = True
+        known[key] = inside
 
 
 @contextmanager
@@ -121,6 +124,8 @@ class Stacked:
         """Per tracked norm, running means and variances of all clients [C, channels]."""
         self.views: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         """Client with hooks -> its parameters and gradients, for the module."""
+        self.inside: Inside = nullcontext
+        self.generators = self._generators()
         self.steps, self.samples = [0] * len(asks), [0] * len(asks)
         self.total = self.values.new_zeros(len(asks))
 
@@ -134,13 +139,24 @@ class Stacked:
         parts = dict(zip(given, values.split([t.numel() for t in given.values()], 1), strict=True))
         return torch.cat([parts[name] for name in wanted], 1)
 
-    def probe(self) -> None:
-        """Raise an error if `vmap` cannot compute the loss, which a batch of a single client would not show."""
-        for x, y in itertools.islice(self.asks[0].batches(), 1):
-            torch.vmap(self._loss)(self._clients([0], x[None], y[None]))
+    def _generators(self) -> list[torch.Generator]:
+        return [torch.Generator(self.values.device).manual_seed(ask.seed) for ask in self.asks]
 
-    def train(self) -> None:
+    def probe(self) -> Inside:
+        """Return what steps run in. Raise an error if `vmap` cannot compute the loss, which a batch of a single client
+        would not show."""
+        generators, inside = self._generators()[:2], nullcontext
+        for x, y in itertools.islice(self.asks[0].batches(), 1):
+            with Dropout(None, generators[:1]) as alone:
+                self._loss(_first(self._clients([0], x[None], y[None])))
+            inside = partial(Dropout, alone.seen) if alone.seen else nullcontext
+            with inside(generators):
+                torch.vmap(self._loss)(self._clients([0, 0], torch.stack([x, x]), torch.stack([y, y])))
+        return inside
+
+    def train(self, inside: Inside) -> None:
         """Make all steps of all clients and answer them."""
+        self.inside = inside
         batches = {i: iter(ask.batches()) for i, ask in enumerate(self.asks)}
         while batches:
             for rows, x, y in self._next(batches):
@@ -189,8 +205,9 @@ class Stacked:
         """Compute the gradients of these clients, and return their losses [k]."""
         clients = self._clients(rows, x, y)
         trained = [clients.params[name].requires_grad_() for name in self.trained]
-        # a single one without the calls of vmap
-        losses = torch.vmap(self._loss)(clients) if len(rows) > 1 else self._loss(_first(clients))[None]
+        with self.inside([self.generators[i] for i in rows]):
+            # a single one without the calls of vmap
+            losses = torch.vmap(self._loss)(clients) if len(rows) > 1 else self._loss(_first(clients))[None]
         # plain SGD leaves parameters without a gradient as they are; other optimizers would move them by zeros
         unused = not self.training.moves_at_rest
         found = torch.autograd.grad(losses.sum(), trained, materialize_grads=unused)
@@ -253,12 +270,12 @@ class Stacked:
 
     def _descend(self, rows: list[int], lr: float) -> None:
         """Change the parameters of these clients by their gradients."""
-        if self.optimizer is None:
-            self.optimizer = self.training.new_optimizer(self.rows, lr)
-        self.optimizer.param_groups[0]["lr"] = lr
         for i in rows:
             self.rows[i].grad = self.gradients[i]
         with without_compiler:
+            if self.optimizer is None:
+                self.optimizer = self.training.new_optimizer(self.rows, lr)
+            self.optimizer.param_groups[0]["lr"] = lr
             self.optimizer.step()
         for i in rows:
             self.rows[i].grad = None

@@ -18,8 +18,8 @@ from torch import nn
 
 from rayfl.core import norms
 from rayfl.core.joined import parameters_of
-from rayfl.core.net import in_training, load, net_of
-from rayfl.core.tensors import split_as
+from rayfl.core.net import in_training, net_of
+from rayfl.core.tensors import as_vector
 from rayfl.data.samples import Batch
 from rayfl.training.passes import Passes, apart, current
 from rayfl.training.settings import Loss, Rate, Training
@@ -39,6 +39,8 @@ class Ask:
     lr: Rate
     adjust: Hook | None
     project: Hook | None
+    seed: int
+    """Seed of dropout."""
     key: Hashable = None
     """Equal for asks that can be answered together."""
     trained: tuple[bool, ...] = ()
@@ -61,9 +63,9 @@ class Ask:
     def take_out(self) -> None:
         """Take the visit's state out of the module."""
         in_training(self.module)
-        parameters, objective = parameters_of(self.module).values(), cast(Objective, self.loss)
+        parameters, objective = list(parameters_of(self.module).values()), cast(Objective, self.loss)
         self.trained = tuple(p.requires_grad for p in parameters)
-        self.values = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.values = as_vector(parameters).clone()
         static = norms.static_norms(self.module).values()
         self.running = [norm.running for norm in static]
         tracked = tuple(running is not None for running in self.running)
@@ -76,9 +78,9 @@ class Ask:
     def put_back(self) -> None:
         """Put the visit's state back into the module."""
         in_training(self.module)
-        named = parameters_of(self.module)
-        load(self.module, dict(zip(named, split_as(self.values, list(named.values())), strict=True)))
-        for parameter, trains in zip(named.values(), self.trained, strict=True):
+        parameters = list(parameters_of(self.module).values())
+        as_vector(parameters).copy_(self.values)
+        for parameter, trains in zip(parameters, self.trained, strict=True):
             parameter.requires_grad_(trains)
         for norm, running in zip(norms.static_norms(self.module).values(), self.running, strict=True):
             norm.running = running

@@ -81,7 +81,14 @@ class Wire:
 
 
 class Transform(Named, ABC):
-    """A pure function of a change and a generator. Subclasses define their options as fields."""
+    """A pure function of a change and a generator. Subclasses define their options as fields.
+
+    >>> class Half(Transform):
+    ...     def change(self, d, generator):
+    ...         return {name: t / 2 for name, t in d.items()}
+    >>> Half().change({"params/w": torch.ones(2)}, torch.Generator())
+    {'params/w': tensor([0.5000, 0.5000])}
+    """
 
     stage: ClassVar[Literal["", "noise", "error_feedback", "selection", "code"]] = ""
     """Place in a chain: these stages in this order, each of `selection` and `code` at most once. "": any place."""

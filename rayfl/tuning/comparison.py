@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished sweep: its folder, the runs of every row's best point, and the tuned values."""
+    """A finished sweep: its folder, the runs of every row's best point, and the tuned values.
+
+    >>> run = {"method": "heterofl", "seed": 0, "accuracy_mean": 0.9, "path": "runs/a/trials/b"}
+    >>> Comparison(folder=None, best=[run], tuned={}).table.to_dict("records")
+    [{'method': 'heterofl', 'seed': 0, 'accuracy_mean': 0.9}]
+    """
 
     folder: RunFolder
     best: list[Record]
@@ -74,6 +79,10 @@ def sweep(
     of trials, if the nodes of a cluster share no folder. `follow` is called with the folder of the sweep and of every
     trial when it starts. Raise ConfigError for invalid input before anything is started or written, and
     KeyboardInterrupt if the user stopped the sweep.
+
+    >>> sweep({"experiment": {"model": "digits_cnn", "rounds": 0}, "rows": {"a": {}}}, "runs/a")
+    Traceback (most recent call last):
+    rayfl.config.errors.ConfigError: sweep: experiment.rounds: 0 is not valid. Allowed: at least 1
     """
     if not isinstance(plan, Sweep):
         plan = load_sweep(plan) if isinstance(plan, str | Path) else read_sweep(plan)

@@ -48,7 +48,7 @@ class Recorder(tune.Callback):
         """One sentence per trial that failed finally."""
         self.refusal: ConfigError | None = None
         self.confirms = False
-        self.note_snapshot: Callable[[Path], None] = lambda staging: None
+        self.keep_snapshot: Callable[[Path], None] = lambda staging: None
         """Called with the folder of every snapshot before Tune copies it."""
         self._all: Sequence[Trial] = ()
         """All trials, of Tune's own list."""
@@ -93,7 +93,7 @@ class Recorder(tune.Callback):
     def get_state(self) -> None:
         # Tune calls this when it has written the other files of a snapshot
         if self._all and (storage := self._all[0].storage) is not None:
-            self.note_snapshot(Path(storage.experiment_driver_staging_path))
+            self.keep_snapshot(Path(storage.experiment_driver_staging_path))
 
     def on_step_begin(self, iteration: int, trials: list, **info) -> None:
         self._all = trials

@@ -1,10 +1,12 @@
 """Ray Tune's snapshots of a stage: what a resume needs of them, and Tune does not check.
 
 Tune writes `tuner.pkl`, and every ten seconds or more the states of the trials and of the searcher, each over the one
-before.
+before: a process that is killed meanwhile leaves parts of them. The newest snapshot is therefore kept in one file in
+the stage's folder, which is replaced at once, and a resume puts its files where Tune reads them.
 """
 
-import json
+import io
+import zipfile
 from pathlib import Path, PurePosixPath
 
 import cloudpickle
@@ -17,13 +19,17 @@ TRIALS, FOLLOWING, SEARCHER = "experiment_state-", Following.CKPT_FILE_TMPL.part
 """Beginnings of the names of files, before the time of a session's start: the states of the trials, of rayfl's list of
 trials, and of other searchers."""
 TUNER = "tuner.pkl"
+KEPT = "snapshot.zip"
+"""File in a stage's folder: the files of the newest snapshot."""
 PLACE = "storage"
 """File in a stage's folder: the place of its snapshots, if it is another one."""
 
 
-def exist(place: str) -> bool:
+def exist(stage: Path, place: str) -> bool:
     """Return whether there is a snapshot. A process that was killed at the start may have left a part of one."""
-    return bool(_states(place, TRIALS) and (_states(place, FOLLOWING) or _states(place, SEARCHER)))
+    found = names(place)
+    kinds = [any(name.startswith(kind) for name in found) for kind in (TRIALS, FOLLOWING, SEARCHER)]
+    return (bool(found) and (stage / KEPT).exists()) or (kinds[0] and any(kinds[1:]))
 
 
 def note_place(stage: Path, place: str) -> None:
@@ -35,38 +41,46 @@ def require_place(stage: Path, place: str) -> None:
     """Raise ConfigError for a stage that was started with its snapshots in another place."""
     noted = stage / PLACE
     before = noted.read_text(encoding="utf-8") if noted.exists() else str(stage)
-    if place != before and (noted.exists() or exist(before)):
+    if place != before and (noted.exists() or exist(stage, before)):
         raise ConfigError(
             f"--storage: the trials' checkpoints are in {before}, and this command looks for them in {place}. Allowed: "
             "the --storage, or none, of the first start"
         )
 
 
-def require_whole(place: str) -> None:
-    """Raise ConfigError for a snapshot that Tune cannot read, or of which one file is older than the other: Tune would
-    start all trials again, or wait forever. Raises what unpickling raises for classes of other versions."""
-    reading = TUNER
+def packed(place: str, staging: Path) -> bytes:
+    """Return the files of a snapshot as a zip file: the staged ones, and the one that Tune writes in `place` alone."""
+    found = {file.name: file.read_bytes() for file in staging.iterdir() if is_read(file.name)}
+    if TUNER not in found:
+        at, path = FileSystem.from_uri(place)
+        with at.open_input_stream(f"{path}/{TUNER}") as stream:
+            found[TUNER] = stream.readall()
+    with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, data in found.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def restore(stage: Path, place: str) -> None:
+    """Replace the files that Tune reads in `place` by those of the kept snapshot. Raise ConfigError for a damaged one,
+    and what unpickling raises for classes of other versions, for which Tune would start all trials again."""
     try:
-        cloudpickle.loads(content(place, reading))
-        reading = _states(place, TRIALS)[-1]
-        made = {json.loads(trial)["trial_id"] for trial, _ in json.loads(content(place, reading))["trial_data"]}
-        for reading in _states(place, FOLLOWING)[-1:]:
-            if made != set(cloudpickle.loads(content(place, reading)).get("rows", made)):
-                raise ValueError("it is not of the same time as the state of the trials")
-    except (ImportError, AttributeError):
-        raise
-    except Exception as error:
+        with zipfile.ZipFile(stage / KEPT) as archive:
+            found = {name: archive.read(name) for name in archive.namelist()}
+    except (OSError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{place}/{reading}: Ray Tune's snapshot is damaged ({error}). Hint: restore a copy of the folder, or "
-            "remove the folder; all trials of this stage then start again"
+            f"{stage / KEPT}: Ray Tune's snapshot is damaged ({error}). Hint: restore a copy of the folder, or remove "
+            "the folder; all trials of this stage then start again"
         ) from None
-
-
-def _states(place: str, kind: str) -> list[str]:
-    """Return the names of the files of one kind, one per session, oldest first."""
-    files, path = FileSystem.from_uri(place)
-    found = files.get_file_info(FileSelector(path, allow_not_found=True))
-    return sorted(file.base_name for file in found if file.base_name.startswith(kind))
+    for kind in (TUNER, FOLLOWING):
+        for name in sorted(name for name in found if name.startswith(kind))[-1:]:
+            cloudpickle.loads(found[name])
+    to, path = FileSystem.from_uri(place)
+    for name, data in found.items():
+        with to.open_output_stream(f"{path}/{name}") as stream:
+            stream.write(data)
+    for name in set(names(place)) - found.keys():
+        to.delete_file(f"{path}/{name}")
 
 
 def clear(place: str) -> None:
@@ -85,12 +99,6 @@ def names(place: str) -> list[str]:
     files, path = FileSystem.from_uri(place)
     found = files.get_file_info(FileSelector(path, allow_not_found=True))
     return sorted(file.base_name for file in found if is_read(file.base_name))
-
-
-def content(place: str, name: str) -> bytes:
-    files, path = FileSystem.from_uri(place)
-    with files.open_input_stream(f"{path}/{name}") as stream:
-        return stream.readall()
 
 
 def fill_gaps(place: str) -> None:

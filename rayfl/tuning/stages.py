@@ -207,11 +207,11 @@ class _Stages:
             return
         place = str(path) if self.storage is None else f"{self.storage}/{self.run.id}/{name}"
         snapshots.require_place(path, place)
-        if snapshots.exist(place) and trust.has_begun(path, self.run.id):
-            trust.require(path, self.run.id, place)
+        if snapshots.exist(path, place) and trust.has_begun(path, self.run.id):
+            trust.require(path, self.run.id)
             snapshots.fill_gaps(place)
             try:
-                snapshots.require_whole(place)
+                snapshots.restore(path, place)
                 tuner = tune.Tuner.restore(place, self._trainable(), resume_errored=True, param_space=space)
             except (ImportError, AttributeError) as error:
                 raise ConfigError(
@@ -224,7 +224,7 @@ class _Stages:
             trust.make(path, self.run.id)
             snapshots.note_place(path, place)
             tuner = self._tuner(place, space, config)
-        self.recorder.note_snapshot = partial(trust.note, path, self.run.id, place)
+        self.recorder.keep_snapshot = partial(trust.keep, path, self.run.id, place)
         waiting = Timer(PATIENCE_SECONDS, self._note_waiting)
         with _interrupts() as received, _hushed():
             try:

@@ -1,12 +1,11 @@
 """Trust in Ray Tune's snapshots: reading them runs the code pickled in them.
 
-A snapshot is trusted if this user's process wrote it: the SHA-256 of its files are noted in `rayfl/sweeps/` below
-XDG_STATE_HOME before Tune copies them into the sweep's folder. What was replaced, unpacked or downloaded has others.
+A snapshot is trusted if this user's process wrote it: the SHA-256 of the one that is kept in the sweep's folder is
+noted in `rayfl/sweeps/` below XDG_STATE_HOME. What was replaced, unpacked or downloaded has another.
 """
 
 import hashlib
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,50 +13,42 @@ from rayfl.config import ConfigError
 from rayfl.results import files
 from rayfl.tuning import snapshots
 
-KEPT = 3
-"""Sums per file: a process may have been killed before Tune copied the newest one."""
 ALL = "*"
-"""Key of a note in which the user trusts everything."""
-
-Sums = dict[str, list[str]]
+"""Sum in a note in which the user trusts everything."""
 
 
 def make(stage: Path, sweep: str) -> None:
     """Make a stage's folder and its note, without snapshots."""
     stage.mkdir(parents=True)
-    _write(stage, sweep, {})
+    _write(stage, sweep, [])
 
 
-def note(stage: Path, sweep: str, place: str, staging: Path) -> None:
-    """Note the files of the snapshot that Tune is about to copy from `staging` to `place`."""
-    found = {file.name: file.read_bytes() for file in staging.iterdir() if snapshots.is_read(file.name)}
-    found.setdefault(snapshots.TUNER, snapshots.content(place, snapshots.TUNER))
-    known = _read(stage, sweep) or {}
-    for name, content in found.items():
-        one = hashlib.sha256(content).hexdigest()
-        known[name] = [*(other for other in known.get(name, []) if other != one), one][-KEPT:]
-    _write(stage, sweep, known)
+def keep(stage: Path, sweep: str, place: str, staging: Path) -> None:
+    """Keep and note the snapshot that Tune is about to copy from `staging` to `place`."""
+    content, trusted = snapshots.packed(place, staging), (ALL, _sum(stage))
+    # the process may be killed before the new one has replaced the one before
+    known = [one for one in _read(stage, sweep) if one in trusted]
+    _write(stage, sweep, [*known, hashlib.sha256(content).hexdigest()])
+    files.replace(stage / snapshots.KEPT, content)
 
 
 def has_begun(stage: Path, sweep: str) -> bool:
     """Return whether a snapshot of a trial may have been written: not if the process was killed before it."""
-    return _read(stage, sweep) != {}
+    return not _note(stage, sweep).exists() or _read(stage, sweep) != []
 
 
-def require(stage: Path, sweep: str, place: str) -> None:
-    """Raise ConfigError for a snapshot with a file that is not noted."""
+def require(stage: Path, sweep: str) -> None:
+    """Raise ConfigError for a kept snapshot that is not noted."""
     known = _read(stage, sweep)
-    if known is not None and ALL in known:
+    if ALL in known or _sum(stage) in known:
         return
-    for name in snapshots.names(place):
-        if known is None or hashlib.sha256(snapshots.content(place, name)).hexdigest() not in known.get(name, ()):
-            at = _note(stage, sweep)
-            raise ConfigError(
-                f"{place}/{name}: Ray Tune's snapshot was not written by this user, or was changed. Allowed: your own "
-                "snapshots, because resuming from them runs code that they contain. Hint: if you wrote it elsewhere, "
-                f"run `mkdir -p {at.parent} && echo '{{\"{ALL}\": []}}' > {at}`, or use the same XDG_STATE_HOME there "
-                "and here; otherwise start again in another folder"
-            )
+    at = _note(stage, sweep)
+    raise ConfigError(
+        f"{stage / snapshots.KEPT}: Ray Tune's snapshot was not written by this user and this version of rayfl, or was "
+        "changed. Allowed: your own snapshots, because resuming from them runs code that they contain. Hint: if you "
+        f'wrote it elsewhere, run `mkdir -p {at.parent} && echo \'{{"sums": ["{ALL}"]}}\' > {at}`, or use the same '
+        "XDG_STATE_HOME there and here; otherwise start again in another folder"
+    )
 
 
 def forget(stage: Path, sweep: str) -> None:
@@ -66,18 +57,24 @@ def forget(stage: Path, sweep: str) -> None:
         _note(stage, sweep).unlink()
 
 
-def _read(stage: Path, sweep: str) -> Sums | None:
-    """Return the noted sums; None without a note."""
+def _sum(stage: Path) -> str:
+    """Return the SHA-256 of the kept snapshot; "" without one."""
+    kept = stage / snapshots.KEPT
+    return hashlib.sha256(kept.read_bytes()).hexdigest() if kept.exists() else ""
+
+
+def _read(stage: Path, sweep: str) -> list[str]:
+    """Return the noted sums, oldest first; none without a note."""
     note = _note(stage, sweep)
-    return files.read_json(note) if note.exists() else None
+    return files.read_json(note).get("sums", []) if note.exists() else []
 
 
-def _write(stage: Path, sweep: str, sums: Mapping[str, list[str]]) -> None:
+def _write(stage: Path, sweep: str, sums: list[str]) -> None:
     note = _note(stage, sweep)
     # without a place for the note the sweep continues; `require` explains later what to do
     with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files.write_json(note, sums)
+        files.write_json(note, {"sums": sums})
 
 
 def _note(stage: Path, sweep: str) -> Path:

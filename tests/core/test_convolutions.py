@@ -66,6 +66,7 @@ def test_shortcuts_of_narrow_networks_are_changed():
         assert {type(part).__name__ for part in layers} == kinds
 
 
+@pytest.mark.slow
 def test_narrow_networks_train_with_avx2():
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)

@@ -255,8 +255,8 @@ def test_a_run_on_ray_is_the_serial_one_until_its_server_dies(ray_cluster, tmp_p
     ("asked", "said"),
     [
         ({"actors": 99}, "99 client actors of 1 CPUs and 0 GPUs do not fit: this machine has room for 4"),
-        ({"gpus": 0.5}, "1 client actors of 1 CPUs and 0.5 GPUs do not fit: this machine has room for 0"),
-        ({"cpus": 64}, "1 client actors of 64 CPUs and 0 GPUs do not fit: this machine has room for 0"),
+        ({"gpus": 0.5}, "1 client actor of 1 CPUs and 0.5 GPUs do not fit: this machine has room for 0"),
+        ({"cpus": 64}, "1 client actor of 64 CPUs and 0 GPUs do not fit: this machine has room for 0"),
         (
             {"actors": 2, "server_cpus": 3},
             "2 client actors of 1 CPUs and 0 GPUs and a server of 3 CPUs do not fit: this machine has room for 1",

@@ -283,16 +283,19 @@ def test_a_job_that_hangs_is_given_to_another(pool, tmp_path, undisturbed):
 
 
 def test_a_process_that_stops_in_its_first_job_is_replaced(actors, group, tmp_path, monkeypatch):
-    """Long before the limit of a first job: its process gives no sign of life."""
+    """Long before the limit of a first job: its process gives no sign of life. The job's clients train side by side."""
     pool = resized(actors, group, 1)
     monkeypatch.setattr(executor, "LOOK_SECONDS", 0.5)
     monkeypatch.setattr(executor, "BEAT_SECONDS", 0.5)
     monkeypatch.setattr(executor, "SILENT_SECONDS", 2.0)
-    stops, well = (
-        tiny(method=method, clients={"capacities": [0.3], "cohort": 6}, run={"chunk": 6})
-        for method in (faulty(tmp_path, "stop").method, PersonalHead())
+    clients = {"count": 8, "capacities": [0.3], "cohort": 8}
+    stops, well, alone = (
+        tiny(method=method, clients=clients, run={"chunk": 8, "together": together})
+        for method, together in ((faulty(tmp_path, "stop").method, 8), (PersonalHead(), 8), (PersonalHead(), 1))
     )
-    assert result(on_ray(pool, stops, tmp_path / "stops")) == result(simulate(well, tmp_path / "serial"))
+    answer = result(on_ray(pool, stops, tmp_path / "stops"))
+    assert answer == result(simulate(well, tmp_path / "serial"))
+    assert answer != result(simulate(alone, tmp_path / "alone"))
     assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
 
 
@@ -395,8 +398,8 @@ def test_ray_equals_serial(actors, group, tmp_path):
     serial = {key: result(simulate(spec, tmp_path / key)) for key, spec in runs.items()}
     for count in (3, 1):
         pool = resized(actors, group, count)
-        for key, spec in runs.items():
-            assert result(on_ray(pool, spec, tmp_path / f"{key}-{count}")) == serial[key], (key, count)
+        for key in runs if count == 3 else ["personal", "buffered"]:
+            assert result(on_ray(pool, runs[key], tmp_path / f"{key}-{count}")) == serial[key], (key, count)
 
 
 def test_ray_equals_serial_on_a_table(pool, tmp_path):

@@ -8,6 +8,7 @@ from rayfl.engine.on_ray.cluster import running
 from rayfl.experiment import read_experiment
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_package_reaches_the_server_and_the_clients(ray_cluster, mine, tmp_path):  # noqa: F811
     """With the bits of a serial run, and by its name in a file too."""

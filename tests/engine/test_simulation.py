@@ -54,14 +54,15 @@ def test_a_cohort_is_grouped_by_version_and_selection(tmp_path):
         assert drawn == {id: simulation.clients.capacity(id, 0, round) for id in drawn}
 
 
-def test_expected_costs_are_samples_times_operations(tmp_path):
+def test_expected_costs_are_operations_of_samples_and_calls_of_steps(tmp_path):
     simulation, seen = simulate(tiny(method="heterofl", clients={"cohort": 6}, run={"chunk": 2}), tmp_path), []
     sizes, original = simulation.data.train.sizes, simulation.executor.map
     simulation.executor.map = lambda verb, jobs, shared: seen.extend(jobs) or original(verb, jobs, shared)
     simulation.train()
     for job, capacity, ids in zip(seen, (0.3, 0.2, 0.1), ([0, 1], [2, 3], [4, 5]), strict=True):
         samples = sum(min(sizes[id], 10) for id in ids)
-        assert job.cost == samples * Net(simulation.method.task.model, capacity).macs
+        steps = 2 * len(ids)
+        assert job.cost == samples * Net(simulation.method.task.model, capacity).macs + steps * 1e7
         about = f"clients {ids} with {[int(sizes[id]) for id in ids]} samples, round 1, local_update of method heterofl"
         assert job.about == about
 

@@ -193,6 +193,7 @@ def test_a_node_that_joined_later_says_it_itself(ray_cluster, tmp_path):
         require_seen(tmp_path / "elsewhere" / "run.json")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_without_a_cluster_there_is_nothing_to_ask(start, tmp_path):
     code, printed = start("status", "--address", "127.0.0.1:1").finish()

@@ -9,12 +9,13 @@ from rayfl.config import ConfigError
 from rayfl.core.net import Net
 from rayfl.core.submodel import prefix
 from rayfl.data import Instructions
-from rayfl.data.generated import Generated
+from rayfl.data.generated import SHOWN, Generated
 from rayfl.data.samples import ClientData
 from rayfl.evaluation import judge
 from rayfl.exporting.submodels import export_submodel
 from rayfl.methods.base import Deployment
 from rayfl.models import MODELS
+from rayfl.results.report import report_on
 from rayfl.testing.tiny import tiny
 
 USER = [{"role": "user", "content": "copy the word\nrank"}]
@@ -38,9 +39,10 @@ def data_of(places, **fields) -> Instructions:
     return Instructions(train=places["rows"], tokenizer=places["tokenizer"], max_length=96, **fields)
 
 
-def deployment(places, data, kind="llama", width=0.5) -> Deployment:
+def deployment(places, data, kind="llama", width=0.5, **options) -> Deployment:
     """A network of half the rank, with adapters that are not 0."""
-    model = MODELS["lora"](base={"name": "causal_lm", "weights": places[kind]}, rank=4, alpha=8, targets="all-linear")
+    base = {"name": "causal_lm", "weights": places[kind], "packing": True}
+    model = MODELS["lora"](base=base, rank=4, alpha=8, targets="all-linear", **options)
     whole = Net(model.fitted("instructions", data.offers, "model"))
     net = Net(whole.model, width)
     generator = torch.Generator().manual_seed(1)
@@ -49,13 +51,18 @@ def deployment(places, data, kind="llama", width=0.5) -> Deployment:
     return Deployment(selection.key, net, selection.take(params))
 
 
-@pytest.mark.parametrize("kind, template", [("llama", "chat"), ("gpt2", "alpaca")])
-def test_exported_files_answer_alike_in_transformers_and_peft(places, tmp_path, kind, template):
+@pytest.mark.parametrize(
+    "kind, template, options",
+    [("llama", "chat", {}), ("gpt2", "alpaca", {}), ("llama", "plain", {"modules_to_save": ["lm_head", "norm"]})],
+)
+def test_exported_files_answer_alike_in_transformers_and_peft(places, tmp_path, kind, template, options):
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     data = data_of(places, template=template)
-    module = export_submodel(deployment(places, data, kind), tmp_path / "to", {}, print, data.attached)
+    deployed = deployment(places, data, kind, **options)
+    assert ("lm_head.weight" in deployed.params) == bool(options)
+    module = export_submodel(deployed, tmp_path / "to", {}, print, data.attached)
     prompt = data.chat.prompt(USER)
     expected = module.generate([prompt], 12, data.chat.ends)[0]  # pyright: ignore[reportCallIssue]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "to" / "transformers")
@@ -152,6 +159,15 @@ def test_a_run_generates(places, tmp_path):
     )
     result = rayfl.run(experiment, tmp_path / "run")
     assert {"perplexity_0.5", "exact_match_1", "local_exact_match_0.5"} <= result.lines[-1].keys()
+    said = result.lines[-1]["answers"]["exact_match"]
+    assert said.keys() == {"1", "0.5"} and said["1"][0].keys() == {"prompt", "answer", "reference"}
+    shown = result.experiment.data.arrays().test["x"]
+    chat = result.experiment.data.chat
+    assert said["1"][0]["reference"] in chat.text(shown[0][shown[0] >= 0]) and len(said["1"]) <= SHOWN
+    assert "answers" not in result.metrics.columns
+    report_on(tmp_path / "run", None, print, html=True)
+    assert said["1"][0]["reference"] in (tmp_path / "run" / "answers.md").read_text()
+    assert 'id="answers"' in (tmp_path / "run" / "report.html").read_text()
     answers = rayfl.generate(tmp_path / "run", ["copy the word\nrank", "x"], 0.5, max_new_tokens=5)
     assert len(answers) == 2 and all(isinstance(text, str) for text in answers)
     with pytest.raises(ConfigError, match="capacity: 0.25 is not valid. Allowed: 1, 0.5"):

@@ -169,6 +169,7 @@ def test_all_public_samples_are_open_where_there_are_few(tmp_path: Path) -> None
 # the same bits
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_middle_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distillation, "TASK_STEPS", 4)
     straight = simulate(asked(), tmp_path / "straight")

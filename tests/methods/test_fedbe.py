@@ -155,6 +155,7 @@ def test_two_rounds_are_those_of_plain_torch(sampling: str, weight: str, tmp_pat
             torch.testing.assert_close(found[name], t, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_middle_of_the_server_s_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the ensemble is evaluated, and between server tasks of students."""
     monkeypatch.setattr(distillation, "TASK_STEPS", 3)

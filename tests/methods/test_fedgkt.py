@@ -348,6 +348,7 @@ class Plain(Prepare):
 # the same bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "order"), [("static_bn", "mixed"), ("layer", "clients")])
 def test_a_run_goes_on_from_the_middle_of_the_server_s_epochs(tmp_path: Path, norm: str, order: str) -> None:
     networks = {"1": TRUNK | {"norm": norm}, "0.5": HEAD | {"norm": norm}, "0.25": DEEP | {"norm": norm}}
@@ -365,6 +366,7 @@ def test_a_run_goes_on_from_the_middle_of_the_server_s_epochs(tmp_path: Path, no
         assert_same(again.state, straight.state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "order"), [(4, "clients"), (1, "mixed")])
 def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int, order: str) -> None:
     asked = experiment(gkt(order=order))

@@ -10,7 +10,6 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator
 from rayfl.methods import METHODS, Client, Task, base
 from rayfl.methods.masks import fiarse
-from rayfl.methods.masks.base import Part
 from rayfl.methods.masks.fiarse import bracket
 from rayfl.models import MODELS
 from rayfl.training.settings import Training
@@ -60,8 +59,7 @@ def test_the_gradient_of_a_convolutional_network(threshold):
     moved = {n: t * (1 - 0.2 * (torch.arange(t.numel()) % 3 == 0)).view(t.shape) for n, t in held.items()}
     module, [(x, y)] = net.build().double(), images(0, 1, 2, 3).in_order(4)
 
-    part = Part(module, moved, mask)
-    above = fiarse.Above(part, payload["thresholds"])
+    above = fiarse.Above(module, mask, payload).start(moved)
     cross_entropy(above(x.double()), y).backward()
     above.scale_gradients()
 
@@ -72,8 +70,8 @@ def test_the_gradient_of_a_convolutional_network(threshold):
         p = kept * (w[n].abs() - limit) / (w[n].abs() + limit)
         u[n] = w[n] * (kept + p - p.detach())
     cross_entropy(functional_call(module, u, (x.double(),)), y).backward()
-    assert sum(int((part.params[n].abs() < limit).sum()) for n, limit in theta.items()) > 500
-    gradients = part.by_name(part.vector.grad)
+    assert sum(int((above.params[n].abs() < limit).sum()) for n, limit in theta.items()) > 500
+    gradients = above.by_name(above.vector.grad)
     for n, t in mask.take({n: t.grad for n, t in w.items()}).items():
         torch.testing.assert_close(gradients[n], t)
 
@@ -128,8 +126,8 @@ class Watched(fiarse.Above):
 
     def forward(self, x):
         logits = super().forward(x)
-        kept = self.part.by_name(self.kept)
-        self.runs.append({n: (kept[n].clone(), self.part.params[n].clone()) for n in self.part.mask.places})
+        kept = self.by_name(self.kept(self.vector.detach()))
+        self.runs.append({n: (kept[n].clone(), self.params[n].clone()) for n in self.mask.places})
         return logits
 
 
@@ -203,7 +201,7 @@ def test_clients_in_the_mean(count, bias, monkeypatch):
 
     def answer(above, *args, **kwargs):
         with torch.no_grad():
-            above.part.params["head.bias"].copy_(next(answers))
+            above.params["head.bias"].copy_(next(answers))
         return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
 
     monkeypatch.setattr(base, "fit", answer)

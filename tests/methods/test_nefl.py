@@ -336,6 +336,7 @@ BLOCKS = {
 METHOD = [{"name": "nefl", "variant": "WD", "skipping_steps": True}, {"name": "depthfl_nefl"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHOD, ids=lambda method: method["name"])
 def test_resumed_and_shuffled_runs_equal_the_uninterrupted_run(method, tmp_path):
     spec = tiny(method=method, rounds=3, evaluation={"every": 3}, **BLOCKS)

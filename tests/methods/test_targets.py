@@ -32,6 +32,7 @@ def sections(name, target):
     given["data"] = images(target)
     if given["model"] is not MIX and "lora" in str(getattr(given["model"], "name", "")):
         given["model"] = {"name": "lora", "base": "liang_mlp", "targets": ["hidden1"], "rank": 10}
+    given["clients"] = given.get("clients", {}) | {"cohort": 2}
     short = dict(METHODS[name].contract.short)
     return given | {"method": {"name": name, **short}, "partition": "iid", "rounds": 1, "evaluation": {"holdout": 0.2}}
 

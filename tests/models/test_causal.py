@@ -1,12 +1,13 @@
 """Causal language models of transformers' folders: losses and gradients beside transformers' own, and wrong folders."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from chats import CAUSAL, causal, tasks, tokenizer
+from chats import CAUSAL, causal, jsonl, tokenizer
 from torch import nn
 
 from rayfl.config import ConfigError
@@ -14,7 +15,9 @@ from rayfl.core import frozen
 from rayfl.core.net import Net, params_of
 from rayfl.data import Instructions
 from rayfl.data.samples import ClientData
-from rayfl.models import MODELS
+from rayfl.models import MODELS, MODELS_KIND
+from rayfl.models import peft as files_of_peft
+from rayfl.models.huggingface.causal import placed
 from rayfl.testing.tiny import tiny
 from rayfl.training.settings import Training
 from rayfl.training.steps import Objective, Steps
@@ -26,7 +29,8 @@ IGNORED = -100
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("causal")
     found = {kind: causal(root / kind, kind) for kind in CAUSAL}
-    return found | {"tokenizer": tokenizer(root / "tokenizer"), "rows": tasks(root / "rows.jsonl")}
+    rows = [{"prompt": f"copy {i}", "response": "ab" * (1 + 12 * (i == 2))} for i in range(24)]
+    return found | {"tokenizer": tokenizer(root / "tokenizer"), "rows": jsonl(root / "rows.jsonl", rows)}
 
 
 @pytest.fixture(autouse=True)
@@ -113,16 +117,40 @@ def test_losses_and_gradients_are_those_of_peft(places, kind, monkeypatch):
             .replace("_B.default.weight", ".B"): g
             for name, g in gradients(other).items()
         }
-        for accumulate in (1, 4):
-            for checkpointing in (False, True):
-                ours = Net(lora_of(places, kind, checkpointing=checkpointing)).build().double().train()
-                drawn(ours)
-                steps = Steps(ours, Objective(goal, "none", None), Training(accumulate=accumulate), goal=goal)
-                value = steps.backward(x, y)
-                assert abs(float(value) - float(expected)) < 1e-10
-                found = gradients(ours)
-                assert found.keys() == wanted.keys()
-                assert max(float((found[name] - g).abs().max()) for name, g in wanted.items()) < 1e-10
+        for accumulate, checkpointing, packing in itertools.product((1, 4), (False, True), (False, True)):
+            ours = Net(lora_of(places, kind, checkpointing=checkpointing, packing=packing)).build().double().train()
+            drawn(ours)
+            steps = Steps(ours, Objective(goal, "none", None), Training(accumulate=accumulate), goal=goal)
+            value = steps.backward(x, y)
+            assert abs(float(value) - float(expected)) < 1e-10
+            found = gradients(ours)
+            assert found.keys() == wanted.keys()
+            assert max(float((found[name] - g).abs().max()) for name, g in wanted.items()) < 1e-10
+
+
+def test_samples_share_rows(places):
+    assert placed([3, 9, 2, 4, 0], 9) == [(1, 4), (0, 0), (1, 7), (1, 0), (0, 9)]
+    _, x, _, _ = batch_of(places)
+    lengths = (x >= 0).sum(1).tolist()
+    assert 1 + max(row for row, _ in placed(lengths, x.shape[1])) < len(x)
+    module = Net(lora_of(places, "llama", packing=True)).build()
+    shapes = []
+    module.get_submodule("model.layers.0").register_forward_hook(lambda _, given, out: shapes.append(given[0].shape))
+    with torch.no_grad():
+        module(x)
+    # the first are those of the check
+    assert len(shapes) == 3 and shapes[-1][0] < len(x) and shapes[-1][1] == x.shape[1]
+
+
+def test_a_model_whose_samples_see_each_other_is_not_packed(places):
+    _, x, _, _ = batch_of(places)
+    module = Net(lora_of(places, "llama", packing=True)).build()
+    run = module.run
+    module.run = lambda input_ids, position_ids=None: run(input_ids=input_ids)
+    # modules are cached: a second run in the process is refused too
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="model.packing: transformers does not keep the samples of a row apart"):
+            module(x)
 
 
 def test_all_linear_layers_but_the_head_are_targets(places):
@@ -134,6 +162,33 @@ def test_all_linear_layers_but_the_head_are_targets(places):
         _ = lora_of(places, "llama").model_copy(update={"targets": ("querry",)}).target_paths
     with pytest.raises(ConfigError, match="model.rank: rank 40 is too large for the layer"):
         Net(lora_of(places, "llama").model_copy(update={"rank": 40})).build()
+
+
+@pytest.mark.parametrize(
+    "kind, options, message",
+    [
+        ("llama", {"modules_to_save": ["head"]}, "no module of causal_lm with parameters of its own is named 'head'"),
+        ("qwen3", {"modules_to_save": ["embed_tokens"]}, "'model.embed_tokens' is tied to 'lm_head', which would keep"),
+        ("llama", {"targets": ["up_proj"], "modules_to_save": ["0.mlp"]}, "is one of model.targets too"),
+        ("llama", {"lora_alpha": 8}, "lora_alpha: the setting of peft is not supported. Allowed: alpha"),
+        ("llama", {"use_dora": True}, "Allowed: LoRA without magnitudes \\(DoRA\\)"),
+    ],
+)
+def test_settings_of_peft_that_are_refused(places, kind, options, message):
+    with pytest.raises(ConfigError, match=message):
+        _ = MODELS["lora"](base=MODELS["causal_lm"](weights=places[kind]), **options).head_names
+
+
+def test_quantised_bases_and_magnitudes_are_refused(places, tmp_path):
+    with pytest.raises(
+        ConfigError, match="quantised weights \\(bitsandbytes\\) are not supported. Allowed: float32, bf16"
+    ):
+        MODELS["causal_lm"](weights=places["llama"], dtype="4bit")
+    with pytest.raises(ConfigError, match="dtype: 'float64' is not valid. Allowed: one of float32, bf16"):
+        MODELS_KIND.read({"name": "causal_lm", "weights": places["llama"], "dtype": "float64"}, "model")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "use_dora": True}))
+    with pytest.raises(ConfigError, match="has magnitudes \\(use_dora\\)"):
+        files_of_peft.scales(str(tmp_path), [])
 
 
 def test_a_base_in_bf16_has_adapters_in_float32(places):

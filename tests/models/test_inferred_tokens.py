@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from rayfl.config import ConfigError
 from rayfl.core.net import Net, check_axes, load
 from rayfl.models.inferred.module import Module
+from rayfl.testing import ModelContract
 from rayfl.testing.tiny import run, simulate, tiny
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -197,3 +199,8 @@ def test_a_narrow_decoder_is_exported_for_any_number_and_length_of_sequences():
     any_size = torch.export.Dim.DYNAMIC
     program = torch.export.export(module, (x,), dynamic_shapes=({0: any_size, 1: any_size},))
     torch.testing.assert_close(program.module()(x[:2, :6]), module(x[:2, :6]))
+
+
+class TestDecoder(ModelContract):
+    model: ClassVar = {"name": "module", "of": "test_inferred_tokens:Decoder"}
+    data: ClassVar = {"name": "synthetic_text", "task": "next_token"}

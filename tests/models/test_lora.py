@@ -278,16 +278,18 @@ def test_ranks_that_differ_by_layer_are_written_by_layer(tmp_path):
     assert alphas == {name: LORA.scale(r) * r for name, r in (by_layer | {PATH: 8}).items()}
 
 
-def test_a_frozen_head_goes_with_its_adapters(tmp_path):
-    """It was drawn here: peft would draw another one for the base."""
-    model = LORA.model_copy(update={"head": "frozen"})
+@pytest.mark.parametrize("saved", [(), ("head",)])
+def test_a_head_goes_with_its_adapters(tmp_path, saved):
+    """A frozen one was drawn here: peft would draw another one for the base. One in `modules_to_save` is trained."""
+    model = LORA.model_copy(update={"head": "frozen", "modules_to_save": saved})
     params = drawn(Net(model))
-    assert not any(name.startswith("head.") for name in params)
+    assert any(name.startswith("head.") for name in params) == bool(saved)
     export_submodel(Deployment("own", Net(model), params), tmp_path / "to", {}, pytest.fail)
     found = load_file(tmp_path / "to" / "adapter" / "adapter_model.safetensors")
     config = json.loads((tmp_path / "to" / "adapter" / "adapter_config.json").read_text())
     assert config["modules_to_save"] == ["head"]
-    assert torch.equal(found["base_model.model.head.weight"], frozen.tensors_of(model)["head.weight"])
+    head = params if saved else frozen.tensors_of(model)
+    assert torch.equal(found["base_model.model.head.weight"], head["head.weight"])
     again = model.model_copy(update={"adapter": str(tmp_path / "to" / "adapter")})
     again.prepare()
     assert_same(Net(again).initial(), params)

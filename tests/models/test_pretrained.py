@@ -5,6 +5,7 @@ from urllib.error import URLError
 
 import pytest
 import torch
+from disks import flip_a_bit
 from helpers import TINY, assert_same, tiny
 from safetensors.torch import save_file
 from torch import nn
@@ -284,6 +285,11 @@ def test_any_model_starts_from_a_file_or_a_run(tmp_path):
         again = model.model_copy(update={"weights": str(place)})
         assert_same(Net(again, 0.3).initial(), params[0.3])
         assert_same(Net(again).statistics(), fresh(Net(model).blank()))
+    [state] = folder.glob("checkpoints/*/state.safetensors")
+    flip_a_bit(state)
+    assert message(model.model_copy(update={"weights": str(folder)})).startswith(
+        f"model.weights: {state} cannot be read (the SHA-256 differs from the manifest's). Allowed: "
+    )
 
 
 def test_weights_are_an_input_of_the_run(tmp_path):

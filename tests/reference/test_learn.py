@@ -16,7 +16,7 @@ from rayfl.cli.files import find_config
 from rayfl.config import Config, load_yaml
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.methods import METHODS
-from rayfl.reference.card import card
+from rayfl.reference.card import MATH, card, plain
 from rayfl.reference.catalogue import FILLED, KINDS
 from rayfl.reference.schema import schema
 from rayfl.reference.settings import SECTIONS, SWEEP, documented, find, settings, worded
@@ -139,6 +139,7 @@ def test_explain_of_every_path():
             "method.mux: method has no setting 'mux'. Did you mean 'mu'? Allowed: adaptive, aggregation, alpha, ",
         ),
         ("0", "0: a file has no setting '0'. Allowed: "),
+        ("fiars", "fiars: a file has no setting 'fiars'. Did you mean 'fiarse'? Allowed: clients, data, "),
         ("search.tials", "search.tials: search has no setting 'tials'. Did you mean 'trials'? Allowed: "),
     ],
 )
@@ -168,8 +169,18 @@ def test_a_card_says_what_a_method_needs():
     assert "- Public data: samples and labels.\n" in card("method", "fedmd", {})
     assert "- Model: with early exits.\n" in card("method", "depthfl", {})
     assert "weights: [0, 1]" in card("method", "fedgkt", {})
+    assert "- Fixed capacities: " in card("method", "hetlora", {})
+    assert "- Fixed capacities: " not in card("method", "heterofl", {})
     files = {"a": {"experiment": {"method": "fedmd"}, "rows": {"b": {"method": {"name": "fedmd"}}, "c": None}}}
     assert "- `a`: rows b\n" in card("method", "fedmd", files)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_card_of_a_method_has_its_equations_and_its_cost(name):
+    text = card("method", name, {})
+    assert len(MATH.findall(text)) >= 7 and "$" not in plain(text)
+    assert re.search(r"\n    .*\$.*\n\nCost per round: .*\bdown\b.*\bserver\b", text, re.S)
+    assert "as in `base`" not in text
 
 
 def test_every_setting_is_explained():
@@ -240,6 +251,7 @@ def validators():
     return found
 
 
+@pytest.mark.slow
 def test_every_shipped_file_is_right_by_the_schema(validators):
     wrong = {path.stem: [e.message for e in validators["sweep"].iter_errors(load_yaml(path))][:1] for path in SHIPPED}
     assert {name: errors for name, errors in wrong.items() if errors} == {}

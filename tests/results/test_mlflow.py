@@ -296,6 +296,7 @@ print("ended")
 """
 
 
+@pytest.mark.slow
 def test_a_server_that_never_ends_its_answer_does_not_block_the_end(mlflow, tmp_path):
     """The process ends all the same, and the next one sends what is there."""
     run = create(tmp_path / "run")
@@ -490,6 +491,7 @@ assert get_telemetry_client() is None
 """
 
 
+@pytest.mark.slow
 def test_ray_tune_imports_mlflow_completely_and_without_telemetry(tmp_path):
     # of the environment nothing, for where a test or CI runs mlflow has no telemetry anyway
     subprocess.run([sys.executable, "-c", AS_RAY_TUNE], cwd=tmp_path, env={"HOME": str(tmp_path)}, check=True)
@@ -735,6 +737,7 @@ def test_an_error_of_a_model_is_reported_and_fails_nothing(mlflow, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_studies_of_several_servers_side_by_side(mlflow, tmp_path, monkeypatch, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     study(here / "quick", rounds=1)

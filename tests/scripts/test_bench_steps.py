@@ -83,6 +83,7 @@ def test_another_checkout_without_rayfl_is_refused(script, monkeypatch, capsys, 
     )
 
 
+@pytest.mark.slow
 def test_the_served_process_must_import_the_rayfl_of_its_folder(script, tmp_path):
     step = script("bench_step")
     with pytest.raises(SystemExit) as ended, step.elsewhere(tmp_path):
@@ -91,6 +92,7 @@ def test_the_served_process_must_import_the_rayfl_of_its_folder(script, tmp_path
     assert said.startswith("--against: the process imports /") and said.endswith(f"which is not below {tmp_path}")
 
 
+@pytest.mark.slow
 def test_a_served_process_that_fails_at_its_start_is_reported(script, tmp_path):
     step = script("bench_step")
     (tmp_path / "rayfl").mkdir()
@@ -102,6 +104,7 @@ def test_a_served_process_that_fails_at_its_start_is_reported(script, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_served_process_that_fails_later_is_reported(script, monkeypatch):
     """It has no row of this name."""
     step, folder = script("bench_step"), Path.cwd()

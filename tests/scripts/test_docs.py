@@ -38,10 +38,34 @@ def test_a_page_keeps_its_place_and_brings_its_files(docs, tmp_path):
     assert (tmp_path / "site/a/b.yaml").exists() and (tmp_path / "site/about/images/c.png").exists()
 
 
+def test_equations_are_terms_that_mathjax_sets(docs):
+    text = docs.typeset(
+        "Symbols: $x_k$.\n\n    $y_k$    $<- max(x_k, CE)$:\n             more\n    $z$      text\n\nEnd."
+    )
+    terms = re.sub("&#(\\d+);", lambda m: chr(int(m[1])), text)
+    assert terms == (
+        '## Equations\n\nSymbols: <span class="math">`x_k`</span>.\n\n<span class="math">`y_k`</span>\n:   '
+        '<span class="math">`larr max(x_k, "CE")`</span>:<br> more\n\n<span class="math">`z`</span>\n:   text\n\nEnd.'
+    )
+
+
+def test_examples_of_docstrings_are_code(script):
+    text = script("docs.examples").fenced("Return 1.\n\n>>> x = {\n... }\n>>> f(x)[0]\n1\n\nText.")
+    assert text == "Return 1.\n\n```pycon\n>>> x = {\n... }\n>>> f(x)[0]\n1\n```\n\nText."
+
+
 def test_rows_of_studies_belong_to_methods(docs):
     files = {path.stem: docs.load_yaml(path) for path in sorted(docs.HERE.parents[1].glob("tune_configs/*.yaml"))}
     found = [line for _, name, line in docs._results(files) if name == "depthfl"]
     assert any(line.startswith("- DepthFL, 12 channels, 85.65 % in ") for line in found)
+
+
+def test_a_study_without_a_picture_has_a_plot_of_its_first_score(docs, tmp_path):
+    (tmp_path / "a.csv").write_text("method,seeds,local %,local % std,@1\nA,3,80,1.5,7\nB,3,,,\nC,1,70,,6\n")
+    axes = docs.plotted(tmp_path / "a.csv").axes[0]
+    assert axes.get_xlabel() == "local %" and [text.get_text() for text in axes.get_yticklabels()] == ["C", "A"]
+    (tmp_path / "b.csv").write_text("width,accuracy %\n0.5,80\n")
+    assert docs.plotted(tmp_path / "b.csv") is None
 
 
 def test_the_files_of_the_guide_are_valid(tmp_path, monkeypatch):

@@ -42,6 +42,28 @@ def test_peers_train_rayfls_networks_on_rayfls_data(peers, name):
     assert len(sizes) == workload.clients and set(sizes) == {workload.samples} == {len(data.of(1)[1])}
 
 
+def test_the_loss_is_that_of_the_trained_network_on_prepared_images(peers, monkeypatch):
+    workload = peers.workloads.Workload("", clients=2, cohort=2, samples=20, model="digits_cnn", shape=(1, 8, 8))
+    serial = peers.on_rayfl.experiment(workload, 1).with_(run={"executor": "serial", "actors": "auto"})
+    monkeypatch.setitem(peers.workloads.WORKLOADS, "small", workload)
+    monkeypatch.setattr(peers.on_rayfl, "experiment", lambda *_: serial)
+    given = []
+
+    class Turns:
+        def wait(self, network):
+            given.append(network)
+            if len(given) == 2:
+                given.append(network())
+            return len(given) == 1
+
+    peers.on_rayfl.main("small", Turns())
+    trained, alike = given[-1], peers.workloads.build(workload)
+    for ours, theirs in zip(trained.parameters(), alike.parameters(), strict=True):
+        theirs.data.copy_(ours)
+    x, _ = peers.workloads.Data(workload).of(0)
+    torch.testing.assert_close(trained(x), alike(x))
+
+
 def test_what_workloads_say_of_themselves_is_so(peers):
     for workload in peers.workloads.WORKLOADS.values():
         count = sum(p.numel() for p in peers.workloads.build(workload).parameters())
@@ -115,6 +137,7 @@ def test_a_wrong_option_says_what_is_allowed(bench, monkeypatch, capsys, given, 
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_system_that_ends_is_named_with_its_last_words(bench, tmp_path):
     with bench.Side("bare", sys.executable, "hot", tmp_path) as side:
         with pytest.raises(bench.Failed, match="(?s)bare on hot: ended; last output:.*KeyError: 'hot'"):

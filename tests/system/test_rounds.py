@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from helpers import ADAPTED, Perceptron, assert_same, made_up_for, run, simulate, tiny
+from pydantic import PrivateAttr
 
 import rayfl
 from rayfl.config import ConfigError
@@ -39,9 +40,7 @@ def test_a_buffer_of_the_cohort_on_equal_devices_is_fedavg(tmp_path):
     assert ours[-1]["accuracy_mean"] == lines[-1]["accuracy_mean"]
 
 
-@pytest.mark.parametrize(
-    ("method", "system"), [("fedrolex", PHONES), ("fiarse", PHONES), ("nefl", PHONES), ("heterofl", LATE)]
-)
+@pytest.mark.parametrize(("method", "system"), [("nefl", PHONES), ("heterofl", LATE)])
 def test_a_run_resumes_while_clients_train(tmp_path, method, system):
     sections = {
         "nefl": {"model": {"name": "resnet18", "channels": 8}},
@@ -297,6 +296,31 @@ def test_times_warn_of_abandoned_rounds():
         "10 rounds are abandoned, because fewer than 4 updates have arrived at their end. Hint: raise "
         "system.mode.deadline_s, late_rounds or select, or lower minimum"
     )
+
+
+def test_a_run_ends_by_simulated_time(tmp_path):
+    """At its first evaluation then or later, with the rounds of the run that goes on; also after a stop."""
+    given = tiny(rounds=7, evaluation={"every": 2}, system={"devices": EQUAL})
+    lines = rayfl.run(given, tmp_path / "all").lines
+    until = given.with_(system={"devices": EQUAL, "until_s": lines[2]["sim_time"]})
+    ended = rayfl.run(until, tmp_path / "ended")
+    assert [one | {"seconds": 0} for one in ended.lines] == [one | {"seconds": 0} for one in lines[:4]]
+    assert ended.summary["rounds"] == 4
+    assert len(rayfl.run(until, tmp_path / "ended", resume=True).lines) == 4
+    late = given.with_(system={"devices": EQUAL, "until_s": lines[-1]["sim_time"] * 1.01})
+    heard = Notes()
+    assert len(rayfl.run(late, tmp_path / "late", listeners=[heard]).lines) == 7
+    assert [text for text in heard._texts if "until_s" in text] == [
+        f"round 7: all 7 rounds took {lines[-1]['sim_time']:.3g} s, less than system.until_s = "
+        f"{lines[-1]['sim_time'] * 1.01:g}"
+    ]
+
+
+class Notes(rayfl.Listener):
+    _texts: list[str] = PrivateAttr(default_factory=list)
+
+    def on_note(self, text):
+        self._texts.append(text)
 
 
 def test_results_have_the_time_to_a_target(tmp_path):

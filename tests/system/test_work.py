@@ -64,13 +64,9 @@ def test_inner_steps_are_operations_per_sample(tmp_path):
 @pytest.mark.parametrize(
     ("method", "sections"),
     [
-        ("pfedme", {}),
         ({"name": "scaffold", "option": "I"}, {}),
-        ("fedrep", {}),
-        ("fedbabu", {}),
         ({"name": "ditto", "personal_epochs": 2}, {}),
         ("fedproto", {}),
-        ({"name": "dsfl", "open": 10}, PUBLIC),
         ({"name": "fedmd", "subset": 10, "warmup_epochs": 1, "private_warmup_epochs": 1}, PUBLIC),
     ],
 )

@@ -64,6 +64,7 @@ class TestHalf(MethodContract):
 """
 
 
+@pytest.mark.slow
 def test_a_package_inherits_the_suite_by_one_import(tmp_path):
     """A method that is the mean passes; one that goes half way does not."""
     (tmp_path / "my_package").mkdir()

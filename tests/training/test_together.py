@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from helpers import assert_same
@@ -12,8 +13,11 @@ from rayfl.core.fold import aligned
 from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net, cached_module, load
 from rayfl.core.seeds import torch_generator, torch_scope
+from rayfl.core.submodel import prefix
 from rayfl.core.tensors import leaves
 from rayfl.data.goal import Classes
+from rayfl.engine.cohort import Division
+from rayfl.methods.base import Client
 from rayfl.models import MODELS
 from rayfl.testing.tiny import run, simulate, tiny
 from rayfl.training import stacked
@@ -55,7 +59,10 @@ def start(module: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
 
 def batches(seed: int, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch_generator(seed, "test:batches")
-    return [(torch.randn(n, 1, 8, 8, generator=generator), torch.randint(4, (n,), generator=generator)) for n in sizes]
+    images = (torch.randn(n, 1, 8, 8, generator=generator) for n in sizes)
+    # channels last, as images of data sets
+    last = (torch.empty(len(x), 8, 8, 1).permute(0, 3, 1, 2).copy_(x) for x in images)
+    return [(x, torch.randint(4, (len(x),), generator=generator)) for x in last]
 
 
 def objective(*absent: int) -> Objective:
@@ -86,10 +93,11 @@ def side_by_side(module, training, sizes=SIZES, seeds=None, adjust=None, rest=()
             hook = adjust and adjust(i)
             with at_rest(names[name] for name in rest), Passes() as passes:
                 loss = objective(i % 4)
-                sums = answer(Ask(module, lambda: given, loss, training, lr, hook, None))
+                sums = answer(Ask(module, lambda: given, loss, training, lr, hook, None, seed=i))
                 if seen is not None:
                     seen.append(sums is not None)
-                sums = sums or fit(module, given, loss, training, lr, hook)
+                with torch_scope(i):
+                    sums = sums or fit(module, given, loss, training, lr, hook)
             return {n: p.detach().clone() for n, p in names.items()}, sums, passes.flops
 
         return trained
@@ -197,22 +205,57 @@ def test_learning_rates_of_each_step(few):
             torch.testing.assert_close(rates[i][0][name], p.detach(), rtol=1e-4, atol=1e-6)
 
 
-class Noisy(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout(x, 0.5, self.training)
+EACH_ITS_OWN = [(2,), (3,), (4,), (5,), (6,)]
 
 
-@pytest.mark.parametrize("sizes", [SIZES, [(2,), (3,), (4,), (5,), (6,)]], ids=["stacked", "each its own size"])
-def test_networks_that_draw_random_numbers_train_alone(few, sizes):
+@pytest.fixture
+def drawing():
+    """Return a function that lets a new module draw: in all convolutions' outputs, or in its input."""
     cached_module.cache_clear()
-    module, seen = module_of(), []
-    handle = module.register_forward_pre_hook(lambda _, inputs: Noisy()(inputs[0]))
-    try:
-        with torch_scope(1):
-            side_by_side(module, Training(), sizes, seen=seen)
-    finally:
-        handle.remove()
-        cached_module.cache_clear()
+
+    def made(draw, convolutions: bool = True):
+        module = module_of().double()
+        for layer in module.modules() if convolutions else ():
+            if isinstance(layer, torch.nn.Conv2d):
+                layer.register_forward_hook(lambda _, inputs, output: draw(output))
+        if not convolutions:
+            module.register_forward_pre_hook(lambda _, inputs: draw(inputs[0]))
+        return module
+
+    with double():
+        yield made
+    cached_module.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("convolutions", "inplace"), [(True, True), (True, False), (False, False)], ids=["in place", "a copy", "input"]
+)
+@pytest.mark.parametrize("sizes", [SIZES, EACH_ITS_OWN], ids=["stacked", "each its own size"])
+def test_dropout_is_that_of_clients_alone(few, drawing, sizes, convolutions, inplace):
+    module, seen = drawing(torch.nn.Dropout(0.3, inplace), convolutions), []
+    found = side_by_side(module, Training(momentum=0.9), sizes, seen=seen)
+    assert seen == [True] * 5
+    for i, (params, sums, _) in enumerate(found):
+        load(module, start(module, i))
+        with torch_scope(i):
+            alone = fit(module, batches(i, *sizes[i]), objective(i % 4), Training(momentum=0.9), 0.1 / (i + 1))
+        assert sums["train_loss"] == pytest.approx(alone["train_loss"], abs=1e-10)
+        for name, p in parameters_of(module).items():
+            torch.testing.assert_close(params[name], p.detach(), rtol=0, atol=1e-10)
+
+
+class SameForAll(torch.nn.Module):
+    """Draws what does not depend on samples or parameters."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.nn.functional.dropout(torch.ones(1), 0.5, self.training)
+
+
+@pytest.mark.parametrize("draw", [torch.nn.Dropout2d(), torch.nn.RReLU(), SameForAll()], ids=["2d", "relu", "same"])
+@pytest.mark.parametrize("sizes", [SIZES, EACH_ITS_OWN], ids=["stacked", "each its own size"])
+def test_networks_that_draw_otherwise_train_alone(few, drawing, draw, sizes):
+    seen = []
+    side_by_side(drawing(draw), Training(), sizes, seen=seen)
     assert seen == [False] * 5
 
 
@@ -233,7 +276,7 @@ def test_contexts_end_in_reverse_order_and_results_keep_theirs(few):
             load(module, start(module, i))
             order.append(f"{i} begins")
             for k in range(2):
-                assert answer(Ask(module, lambda: batches(i, 4), objective(), Training(), 0.1, None, None))
+                assert answer(Ask(module, lambda: batches(i, 4), objective(), Training(), 0.1, None, None, 0))
                 order.append(f"{i} trained {k}")
             return i
 
@@ -253,7 +296,7 @@ def test_an_error_of_one_visit_ends_the_others_and_frees_the_module(few):
                 with at_rest(parameters_of(module).values()):
                     if i == 2:
                         raise RunFailed("the third")
-                    answer(Ask(module, lambda: [], objective(), Training(), 0.1, None, None))
+                    answer(Ask(module, lambda: [], objective(), Training(), 0.1, None, None, 0))
             finally:
                 ended.append(i)
 
@@ -275,10 +318,12 @@ METHODS = (
     {"name": "scaffold"},
     {"name": "ditto"},
     {"name": "pfedme", "inner_steps": 2},
+    {"name": "fiarse"},
+    {"name": "pruning_greedy"},
 )
 
 
-def rounds(tmp_path, together_: int, chunk: int = 1, **sections):
+def started(tmp_path, together_: int, chunk: int = 1, **sections):
     training = {"steps": None, "epochs": 2, "batch_size": 3, "momentum": 0.9, "clip": 1}
     given = {
         "rounds": 2,
@@ -288,7 +333,11 @@ def rounds(tmp_path, together_: int, chunk: int = 1, **sections):
         "partition": {"name": "dirichlet", "alpha": 0.5, "min_samples": 1},
         "data": {"samples": 140},
     }
-    simulation = simulate(tiny(**given | sections), tmp_path / f"{together_}-{chunk}")
+    return simulate(tiny(**given | sections), tmp_path / f"{together_}-{chunk}")
+
+
+def rounds(*arguments, **sections):
+    simulation = started(*arguments, **sections)
     lines = run(simulation)
     return dict(leaves(simulation.state)), lines
 
@@ -310,6 +359,19 @@ def test_groups_do_not_depend_on_jobs(few, tmp_path):
     (a, first), (b, second) = (rounds(tmp_path, 8, chunk) for chunk in (1, 100))
     assert_same(a, b)
     assert first == second
+
+
+def test_a_resumed_run_has_the_same_groups(few, tmp_path):
+    """Of clients that keep layers."""
+    state, lines = rounds(tmp_path / "straight", 4, method={"name": "fedrep"})
+    first, second = (
+        started(tmp_path / name, 4, chunk, method={"name": "fedrep"}) for name, chunk in (("a", 1), ("b", 8))
+    )
+    run(first, 1)
+    first.save(tmp_path / "saved")
+    second.restore(tmp_path / "saved")
+    assert run(second) == lines[1:]
+    assert_same(dict(leaves(second.state)), state)
 
 
 def test_the_number_is_part_of_a_result():
@@ -336,4 +398,17 @@ def test_narrow_networks_have_company_and_wide_ones_none():
     resnet = MODELS["resnet18"]()
     assert stacked.most(Net(resnet), training) == 1
     assert stacked.most(Net(MODELS["digits_cnn"](), 0.0625), training) == stacked.MOST
-    assert stacked.most(Net(MODELS["digits_cnn"](), 1.0), training) < stacked.MOST
+    # four would wait for each other and train alone
+    sizes = {stacked.most(Net(MODELS["digits_cnn"]()), Training(batch_size=size)) for size in range(1, 80)}
+    assert sizes == {1, 8, 16, 32}
+
+
+@pytest.mark.parametrize("group", [1, 16])
+def test_jobs_cost_calls_too_and_company_shares_them(group):
+    net, sizes = Net(MODELS["digits_cnn"](), 0.0625), np.array([100, 30] * 16)
+    cohort = {(0, "narrow"): (prefix(net, net), [Client(i, 0.0625, 0) for i in range(32)])}
+    training = Training(batch_size=20, steps=None, epochs=2)
+    chunks = Division(training, sizes, 2, "auto", lambda net: group).chunks(cohort)
+    samples, steps = 2 * 130 * 16, 2 * (5 + 2) * 16
+    assert sum(chunk.cost for chunk in chunks) == samples * net.macs + steps * 1e7 / group
+    assert sum(chunk.cost for chunk in chunks) == pytest.approx(chunks[0].cost * len(chunks))

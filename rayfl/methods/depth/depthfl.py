@@ -4,21 +4,25 @@ Paper: Kim, Yu, Kim, Moon, "DepthFL: Depthwise Federated Learning for Heterogene
 https://openreview.net/forum?id=pf8RIZTMU58; with FedDyn: Acar et al., "Federated Learning Based on Dynamic
 Regularization", ICLR 2021, https://arxiv.org/abs/2111.04263.
 
-Symbols: n the exits of a client's network, z_i the logits of its i-th, p_i their softmax, x_t the global parameters
-in round t, N the number of clients, g_k client k's FedDyn gradient and h the server's, both initially zero.
+Symbols: $n$ the exits of a client's network, $z_i$ the logits of its $i$-th, $p_i$ their softmax, $x_t$ the global
+parameters in round $t$, $R$ = `ramp_rounds`, $N$ the number of clients, $A$ the clients of the round that have a
+tensor, $g_k$ client $k$'s FedDyn gradient and $h$ the server's, both initially zero.
 
-    S_n            the network up to the n-th exit with exits 1 .. n, at full width
-    lambda_t       exp(-5 (1 - min(t, 300) / 300)^2)
-    L_k(y)    =    sum_i CE(z_i, y) + lambda_t / (n - 1) sum_i sum_{j != i} KL(p_j || p_i), p_j held constant
-    y_k       =    SGD from S_n x_t on L_k(y) - <g_k, y> + alpha / 2 |y - x_t|^2
-    g_k      <-    g_k - alpha (y_k - x_t)
-    m         =    mean of y_k, over the clients of the round that have a tensor; |A| counts them
-    h        <-    h - alpha |A| / N (m - x_t)
-    x_{t+1}   =    m - h / alpha, where |A| > 0; elsewhere unchanged
+    $S_n$         the network up to the $n$-th exit with exits $1 ... n$, at full width
+    $lambda_t$    $= exp(-5 (1 - (min(t, R))/R)^2)$
+    $L_k(y)$      $= sum_i CE(z_i, labels) + lambda_t/(n - 1) sum_i sum_(j != i) KL(p_j || p_i)$, $p_j$ held constant
+    $y_k$         SGD from $S_n x_t$ on $L_k(y) - g_k^T y + alpha/2 |y - S_n x_t|^2$
+    $g_k$         $<- g_k - alpha (y_k - S_n x_t)$
+    $m$           $= 1/|A| sum_(k in A) y_k$
+    $h$           $<- h - alpha |A|/N (m - x_t)$
+    $x_(t + 1)$   $= m - h/alpha$ where $|A| > 0$, elsewhere unchanged
 
-h is the mean of all clients' g_k, where missing tensors count as zero. Norms keep running statistics, as in torch,
-which are averaged like the parameters, without h: `evaluation.statistics` is ignored. The output of the global model is
-the mean over the logits of all its exits.
+Cost per round: the client's network down and up; its training, one backward pass for all exits; a sum and the step of
+$h$ on the server.
+
+$h$ is the mean of all clients' $g_k$, where missing tensors count as zero. Norms keep running statistics, as in torch,
+which are averaged like the parameters, without $h$: `evaluation.statistics` is ignored. The output of the global model
+is the mean over the logits of all its exits.
 
     >>> from rayfl.methods import METHODS
     >>> [round(METHODS["depthfl"]().ramp(t), 3) for t in (0, 150, 300, 999)]

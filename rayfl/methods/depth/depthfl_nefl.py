@@ -4,12 +4,14 @@ Paper: Kang et al., "NeFL: Nested Model Scaling for Federated Learning with Syst
 Transactions on Mobile Computing 2025, https://arxiv.org/abs/2308.07761 (section V-A, and the authors' code), after
 Kim et al., "DepthFL: Depthwise Federated Learning for Heterogeneous Clients", ICLR 2023, which is `depthfl`.
 
-Symbols: x the global parameters, S_k the blocks of submodel k, at full width, M_k the participants of a round that
-trained submodel k.
+Symbols: $x$ the global parameters, $S_k$ the blocks of submodel $k$, at full width, $M_k$ the participants of a round
+that trained submodel $k$.
 
-    y_k            SGD from S_k x on cross-entropy; skips past omitted blocks as in NeFL, no step sizes
-    x  <-  sum over k of sum over M_k of S_k^T y_k / sum_k |M_k| S_k^T 1, elsewhere unchanged; the norms' weights,
-                   biases and running statistics are averaged like the rest
+    $y_i$         for $i in M_k$: SGD from $S_k x$ on cross-entropy; skips past omitted blocks as in NeFL, no step sizes
+    $x$           $<- (sum_k sum_(i in M_k) S_k^T y_i)/(sum_k |M_k| S_k^T 1)$, elsewhere unchanged; the norms' weights,
+                biases and running statistics are averaged like the rest
+
+Cost per round: the client's network with its statistics down and up, its training, one sum on the server.
 
 This is NeFL-D without submodel-specific parameters. It lacks DepthFL's early exits, the distillation between them, and
 FedDyn. Its published ResNet34 and ResNet56 have other blocks than NeFL-D (`nefl_submodels.yaml`).

@@ -4,22 +4,25 @@ Paper: Zhang, Dai, Wang, Xing, Chen, Sun, "Memory-adaptive Depth-wise Heterogene
 https://arxiv.org/abs/2303.04887. Read: the abstract, and the authors' code (https://github.com/taokz/FeDepth:
 `fed_depth.py`, `federated/learning*.py`, `models/preresnet_res_light*.py`), which the equations follow.
 
-Symbols: b_1 .. b_L the residual blocks, c a client's capacity, x the global parameters, n_k its number of samples.
+Symbols: $b_1 ... b_L$ the residual blocks, $c$ a client's capacity, $x$ the global parameters, $n_k$ its number of
+samples, $S_k$ the blocks of its groups and all layers outside blocks, $KL(a, b) = KL(softmax(a) || softmax(b))$, $l$ =
+`distill`.
 
-    G_1 .. G_m     groups of successive blocks, as large as possible: the layers of a group and all after it, in the
-                   network N_j, cost at most c of the whole network; G_1 also has the layers before the blocks
-    N_j            the network with the blocks of G_1 .. G_j; the skips of the omitted blocks connect G_j with the
-                   classifier (`link1`, `link2`)
-    y_k            from x, for j = 1 .. m: SGD on cross-entropy of N_j, on G_j and all layers after it; the layers
-                   before it are constant (`alter_flag`)
-    partial        a block that costs more than c alone is in no group, and the client leaves it out (`insufficient`);
-                   if all do, it trains the network without blocks
-    mutual         a client that trains the whole network at once also trains a network z of its own, which never
-                   leaves it: y on CE(y) + l KL(z, y), z on CE(z) + l KL(y, z), KL(a, b) = KL(softmax a || softmax b),
-                   each with the other held constant, l = `distill` (`sufficient`)
-    x  <-  sum_k n_k y_k / sum_k n_k over the clients that have the block
+    $G_1 ... G_m$   groups of successive blocks, as large as possible: the layers of a group and all after it, in the
+                  network $N_j$, cost at most $c$ of the whole network; $G_1$ also has the layers before the blocks
+    $N_j$           the network with the blocks of $G_1 ... G_j$; the skips of the omitted blocks connect $G_j$ with the
+                  classifier (`link1`, `link2`)
+    $y_k$           from $S_k x$, for $j = 1 ... m$: SGD on cross-entropy of $N_j$, on $G_j$ and all layers after it;
+                  the layers before it are constant (`alter_flag`)
+    partial       a block that costs more than $c$ alone is in no group, and the client leaves it out (`insufficient`);
+                  if all do, it trains the network without blocks
+    mutual        a client that trains the whole network at once also trains a network $z$ of its own, which never
+                  leaves it: $y$ on $CE(y) + l KL(z, y)$, $z$ on $CE(z) + l KL(y, z)$, each with the other held constant
+                  (`sufficient`)
+    $x$             $<- (sum_k n_k S_k^T y_k)/(sum_k n_k S_k^T 1)$
 
-Down and up: the client's blocks and all layers outside blocks. Devices run the whole network.
+Cost per round: the client's blocks and all layers outside blocks down and up; its training, one forward pass and part
+of a backward pass per group and batch; one sum on the server. Devices run the whole network.
 
 Departures:
 1. Costs are those of `clients.metric`, params or flops; the paper measures memory, and its code lists the groups of

@@ -4,15 +4,18 @@ Paper: Su, Li, Xue, "FedRA: A Random Allocation Strategy for Federated Tuning to
 Clients", ECCV 2024, https://arxiv.org/abs/2311.11227. Read: the abstract, and the authors' code
 (https://github.com/leondada/FedRA: `main.py`, `server.py`, `client.py`), which the equations follow.
 
-Symbols: L the number of blocks of the server's network, L_k that of client k's network, x the global parameters.
+Symbols: $L$ the number of blocks of the server's network, $L_k$ that of client $k$'s network, $x$ the global
+parameters.
 
-    A_k            row of the allocation matrix: L_k of the L blocks, drawn uniformly without replacement, anew for
-                   every client and round (`get_para_range`)
-    S_k            the blocks of A_k in their order, and all layers outside blocks
-    y_k            SGD from S_k x on cross-entropy (`train_baseline`)
-    x  <-  sum_k S_k^T y_k / sum_k S_k^T 1, uniform weights; a block that nobody drew is unchanged (`agg_range_fill`)
+    $A_k$         row of the allocation matrix: $L_k$ of the $L$ blocks, drawn uniformly without replacement, anew for
+                every client and round (`get_para_range`)
+    $S_k$         the blocks of $A_k$ in their order, and all layers outside blocks
+    $y_k$         SGD from $S_k x$ on cross-entropy (`train_baseline`)
+    $x$           $<- (sum_k S_k^T y_k)/(sum_k S_k^T 1)$, uniform weights; a block that nobody drew is unchanged
+                (`agg_range_fill`)
 
-Down and up: S_k, without the allocation, which follows from round and client.
+Cost per round: $S_k x$ down and $y_k$ up, without the allocation, which follows from round and client; the client's
+training; one sum on the server.
 
 Departures:
 1. The paper fine-tunes adapters of a frozen foundation model. Here all parameters of the drawn blocks are trained, of

@@ -4,19 +4,23 @@ Paper: Liu, Wu, Wu, Wang, Lyu, Chen, Xie, "No One Left Behind: Inclusive Federat
 KDD 2022, https://arxiv.org/abs/2202.08036. Read: the abstract, and the authors' code
 (https://github.com/Rachelxuan11/InclusiveFL: `run_fl.py`, `server.py`), which the equations follow.
 
-Symbols: sizes k = 1 .. K of the networks, smallest first, b_k the last block of size k, x the shared parameters, o_k
-those of size k only: its block b_k and its classifier. n the samples of a client, M_k the clients of size k in a round.
+Symbols: sizes $k = 1 ... K$ of the networks, smallest first, $b_k$ the last block of size $k$, $x$ the shared
+parameters, $o_k$ those of size $k$ only: its block $b_k$ and its classifier. $n_i$ the samples of client $i$, $M_k$ the
+clients of size $k$ in a round.
 
-    S_k            the first blocks, at full width, and all layers outside blocks
-    y         =    SGD from (S_k x, o_k) on cross-entropy
-    x        <-    mean of y over all clients, by n; o_k apart (`HeteAgg_mom`); elsewhere unchanged
-    d_k       =    mean over M_k, by n, of the change y - (x, o_k) in block b_k
-    m_k       =    mean over M_{k+1}, by n, and over the blocks b_k .. b_{k+1}, of the change in such a block, of the
-                   last round in which M_{k+1} was not empty (`grad_cache`, `layer_weight`); 0 before
-    b_k      <-    b_k + (1 - beta) d_k + beta m_k for k < K (`load_grad_mem`); if M_k is empty, unchanged
-    b_K and all classifiers  <-  mean of y over M_k, by n
+    $S_k$         the first blocks, at full width, and all layers outside blocks
+    $y_i$         for $i in M_k$: SGD from $(S_k x, o_k)$ on cross-entropy
+    $x$           $<- (sum_i n_i S_k^T y_i)/(sum_i n_i S_k^T 1)$ over all clients, $o_k$ apart (`HeteAgg_mom`);
+                elsewhere unchanged
+    $d_k$         mean over $M_k$, by $n_i$, of the change $y_i - (S_k x, o_k)$ in block $b_k$
+    $m_k$         mean over $M_(k + 1)$, by $n_i$, and over the blocks $b_k ... b_(k + 1)$, of the change in such a
+                block, of the last earlier round in which $M_(k + 1)$ was not empty (`grad_cache`, `layer_weight`); 0
+                before
+    $b_k$         $<- b_k + (1 - beta) d_k + beta m_k$ for $k < K$ (`load_grad_mem`); if $M_k$ is empty, unchanged
+    others      $b_K$ and all classifiers: the mean of $y_i$ over $M_k$, by $n_i$
 
-Down and up: the parameters of the client's network. d_k and m_k follow from them and are not sent.
+Cost per round: the client's network down and up, its training, one sum on the server. $d_k$ and $m_k$ follow from what
+is sent.
 
 Departures:
 1. Changes y - x of local training stand for gradients. The code has clients that compute one gradient each, and an

@@ -3,19 +3,24 @@
 Paper: Kang, Cha, Shin, Lee, Kang, "NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous
 Clients", IEEE Transactions on Mobile Computing 2025, https://arxiv.org/abs/2308.07761.
 
-Symbols: K the width of an axis in the widest network, r_k the channel ratio of submodel k, F_j the residual branch of
-block j, s_j its step size, M_k the participants of a round that trained submodel k, c the consistent parameters
-(convolutions, linear layers, embeddings), ic_k the inconsistent ones of submodel k (its batch norms and its s_j).
+Symbols: $K$ the width of an axis in the widest network, $r_k$ the channel ratio of submodel $k$, $F_j$ the residual
+branch of block $j$, $s_j$ its step size, $M_k$ the participants of a round that trained submodel $k$, $c$ the
+consistent parameters (convolutions, linear layers, embeddings), $ic_k$ the inconsistent ones of submodel $k$ (its batch
+norms and its $s_j$).
 
-    S_k            positions 0 .. ceil(r_k K) - 1 of every axis, in the blocks of submodel k; the skip of an
-                   omitted block stays, with its projection
-    block j        x <- skip(x) + s_j F_j(x), before the ReLU of a post-activation block (section IV-A)
-    y_k            SGD from (S_k c, ic_k) on cross-entropy; s_j and the norms are trained with the rest (Algorithm 1)
-    c    <-  sum over k of sum over M_k of S_k^T y_k / sum_k |M_k| S_k^T 1, elsewhere unchanged: NeFedAvg
-    ic_k <-  mean over M_k, unchanged if M_k is empty (Algorithm 2)
+    $S_k$         positions $0 ... ceil(r_k K) - 1$ of every axis, in the blocks of submodel $k$; the skip of an omitted
+                block stays, with its projection
+    block $j$     $x <- skip(x) + s_j F_j(x)$, before the ReLU of a post-activation block (section IV-A)
+    $c_i, ic_i$   for $i in M_k$: SGD from $(S_k c, ic_k)$ on cross-entropy; $s_j$ and the norms are trained with the
+                rest (Algorithm 1)
+    $c$           $<- (sum_k sum_(i in M_k) S_k^T c_i)/(sum_k |M_k| S_k^T 1)$, elsewhere unchanged: NeFedAvg
+    $ic_k$        $<- 1/|M_k| sum_(i in M_k) ic_i$, unchanged if $M_k$ is empty (Algorithm 2)
 
-W cuts only widths, D only depths, WD both; all start from s_j = 1. DO is D with `skipping_steps`: s_j starts at 1 + the
-number of omitted blocks right after block j, like a larger step of a differential equation solver. N/L is
+Cost per round: the client's submodel with its norms, statistics and step sizes down and up, its training, one sum on
+the server.
+
+W cuts only widths, D only depths, WD both; all start from $s_j = 1$. DO is D with `skipping_steps`: $s_j$ starts at 1 +
+the number of omitted blocks right after block $j$, like a larger step of a differential equation solver. N/L is
 `learn_steps: false`. The paper calls W (N/L) FjORD.
 
     >>> from rayfl.methods.depth.nefl import initial_steps

@@ -3,15 +3,20 @@
 Paper: Ilhan, Su, Liu, "ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients", CVPR 2023,
 https://openaccess.thecvf.com/content/CVPR2023/html/Ilhan_ScaleFL_Resource-Adaptive_Federated_Learning_With_Heterogeneous_Clients_CVPR_2023_paper.html
 
-Symbols: s the width and K the exits of a client's network, z_j the logits of its j-th exit, C a layer's channels in
-the widest network, n classes, B a batch.
+Symbols: $s$ the width and $K$ the exits of a client's network, $z_j$ the logits of its $j$-th exit, $C$ a layer's
+channels in the widest network, $T$ the temperature, $n$ classes, $B$ a batch, $x$ the global parameters.
 
-    S              the network up to the K-th exit with exits 1 .. K, with the first floor(s C) channels of every layer;
-                   outputs of convolutions are divided by s
-    D_j       =    KL(softmax(z_K / T) || softmax(z_j / T)), the first held constant
-    l_j       =    CE(z_j, y) + gamma T^2 D_j from round `distill_from` on, for j < K;    l_K = CE(z_K, y)
-    L         =    2 / (K (K + 1)) sum_j j l_j
-    x        <-    sum_k S_k^T y_k / sum_k S_k^T 1, uniform weights, elsewhere unchanged
+    $S_k$         the network up to the $K$-th exit with exits $1 ... K$, with the first $floor(s C)$ channels of every
+                layer; outputs of convolutions are divided by $s$
+    $D_j$         $= KL(softmax(z_K/T) || softmax(z_j/T))$, the first held constant
+    $l_j$         $= CE(z_j, labels) + gamma T^2 D_j$ from round `distill_from` on, for $j < K$;
+                $l_K = CE(z_K, labels)$
+    $L$           $= 2/(K (K + 1)) sum_j j l_j$
+    $y_k$         SGD from $S_k x$ on $L$
+    $x$           $<- (sum_k S_k^T y_k)/(sum_k S_k^T 1)$, uniform weights, elsewhere unchanged
+
+Cost per round: the client's network with its exits down and up; its training, one backward pass for all exits; one sum
+on the server.
 
 The output of a device is its last exit. The authors' ResNet110 for CIFAR has exits after 30, 38 and 46 of 54 blocks;
 at widths 0.7, 0.7, 0.75 and 1 its four networks have 157,453, 325,631, 783,402 and 1,982,136 parameters.

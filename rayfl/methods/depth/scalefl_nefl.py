@@ -5,12 +5,14 @@ Transactions on Mobile Computing 2025, https://arxiv.org/abs/2308.07761 (section
 Ilhan, Su, Liu, "ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients", CVPR 2023, which is
 `scalefl`.
 
-Symbols: x the global parameters, S_k the channels and blocks of submodel k, M_k the participants of a round that
-trained submodel k.
+Symbols: $x$ the global parameters, $S_k$ the channels and blocks of submodel $k$, $M_k$ the participants of a round
+that trained submodel $k$.
 
-    y_k            SGD from S_k x on cross-entropy; skips past omitted blocks as in NeFL, no step sizes
-    x  <-  sum over k of sum over M_k of S_k^T y_k / sum_k |M_k| S_k^T 1, elsewhere unchanged; the norms' weights,
-                   biases and running statistics are averaged like the rest, channel by channel
+    $y_i$         for $i in M_k$: SGD from $S_k x$ on cross-entropy; skips past omitted blocks as in NeFL, no step sizes
+    $x$           $<- (sum_k sum_(i in M_k) S_k^T y_i)/(sum_k |M_k| S_k^T 1)$, elsewhere unchanged; the norms' weights,
+                biases and running statistics are averaged like the rest, channel by channel
+
+Cost per round: the client's network with its statistics down and up, its training, one sum on the server.
 
 This is NeFL-WD without submodel-specific parameters. It lacks ScaleFL's early exits, their distillation and the Scaler.
 `evaluation.statistics` is ignored.

@@ -4,21 +4,25 @@ Paper: Itahara et al., "Distillation-Based Semi-Supervised Federated Learning fo
 Training with Non-IID Private Data", IEEE TMC 2021, https://arxiv.org/abs/2008.06180 (Algorithm 1; no code by the
 authors; one of them co-authored kitsuyaazuma/SCARLET, which includes it as a baseline).
 
-Symbols: w_k client k's personal network; w_g the server's; f(.; w) logits; o_r the open set of round r, a
-draw of the public samples, without labels; p, t rows of probabilities.
+Symbols: $w_k$ client $k$'s personal network, $w_g$ the server's, $f(x, w)$ logits, $o_r$ the open set of round $r$, a
+draw of the public samples, without labels, $p$ and $t$ rows of probabilities, $K$ the clients of the round, $C$
+classes.
 
-    a client    w_k  <-  SGD on  CE(t(x), softmax(f(x; w_k))),  x in o_{r-1}      `distill_epochs`, previous targets
-                w_k  <-  SGD on its own data
-                p_k(x)  =  softmax(f(x; w_k)),  x in o_r                           sent
-    the server  p(x)  =  mean_k p_k(x)
-                t(x)  =  softmax(p(x) / T)        ERA, entropy reduction: a softmax of probabilities, T = 0.1
-                t(x)  =  p(x)                     SA, simple aggregation
-                w_g  <-  SGD on  CE(t(x), softmax(f(x; w_g))),  x in o_r           `distillation`
+    a client    $w_k <-$ SGD on $CE(t(x), softmax(f(x, w_k)))$, $x in o_(r - 1)$ (`distill_epochs`, previous targets);
+                $w_k <-$ SGD on its own data;
+                $p_k(x) = softmax(f(x, w_k))$, $x in o_r$, sent
+    $p(x)$        $= 1/K sum_k p_k(x)$
+    $t(x)$        $= softmax((p(x))/T)$: ERA, entropy reduction, a softmax of probabilities, $T = 0.1$;
+                $= p(x)$: SA, simple aggregation
+    $w_g$         $<-$ SGD on $CE(t(x), softmax(f(x, w_g)))$, $x in o_r$ (`distillation`)
 
-No parameters are exchanged. Sent up: |o| C numbers. Sent down: t and the row numbers of o_{r-1} and o_r. w_g has the
-server's capacity, by default the largest, and is evaluated on the test set; clients' networks on their own splits. A
-client that was never selected is evaluated with the network that the server has for its capacity: w_g, or for smaller
-capacities the initial network. Clients also need the public samples (`bytes_public`), which o_r is drawn from.
+Cost per round: $t$ and the row numbers of $o_(r - 1)$ and $o_r$ down, $|o| C$ numbers up, no parameters; the client's
+training, on the open set too; the server's training of $w_g$ on the open set.
+
+$w_g$ has the server's capacity, by default the largest, and is evaluated on the test set; clients' networks on their
+own splits. A client that was never selected is evaluated with the network that the server has for its capacity: $w_g$,
+or for smaller capacities the initial network. Clients also need the public samples (`bytes_public`), which $o_r$ is
+drawn from.
 
     >>> from rayfl.methods import METHODS
     >>> METHODS["dsfl"]().targets(torch.tensor([[0.4, 0.4, 0.2]]))

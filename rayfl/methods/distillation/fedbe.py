@@ -3,22 +3,28 @@
 Paper: Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021,
 https://arxiv.org/abs/2009.01974 (Algorithm 1; code: hongyouc/FedBE).
 
-Symbols: p an architecture, w_p its network, S_p the clients of the round that run it, n_k a client's samples, p(x; w)
-the softmax of a network's logits, M samples, T the temperature of targets, U the public samples, without labels.
+Symbols: $p$ an architecture, $w_p$ its network, $S_p$ the clients of the round that run it, $n_k$ a client's samples,
+$P(x, w)$ the softmax of a network's logits, $C$ classes, $M$ samples, $T$ the temperature of targets, $U$ the public
+samples, without labels.
 
-    a client   y_k  =  SGD on its own data from w_p
-    a mean     m_p  =  sum_{S_p} n_k y_k / sum_{S_p} n_k, running statistics too, for every p of the round
-    gaussian   v_pj  ~  N(m_p, diag(sum_{S_p} n_k (y_k - m_p)^2 / sum_{S_p} n_k)),   j = 1 ... M
-    dirichlet  v_pj  =  sum_{S_p} g_jk y_k / sum_{S_p} g_jk,   g_jk ~ Gamma(alpha, 1)
-    targets    q(x)  =  the mean of p(x; .) over all m_p, all v_pj and all y_k;  t_c  =  q_c^(1/T) / sum_i q_i^(1/T)
-    a student  w_p  <-  SGD from m_p on  KL(t(x) || p(x; w_p)) / C,  x in batches of U; the mean of every 25th step;
-               then its running statistics are recomputed on U
+    $y_k$         for $k in S_p$: SGD on its own data from $w_p$
+    $m_p$         $= (sum_(k in S_p) n_k y_k)/(sum_(k in S_p) n_k)$, running statistics too, for every $p$ of the round
+    gaussian    $v_(p j) ~ N(m_p, diag(s_p))$, $j = 1 ... M$,
+                $s_p = (sum_(k in S_p) n_k (y_k - m_p)^2)/(sum_(k in S_p) n_k)$
+    dirichlet   $v_(p j) = (sum_(k in S_p) g_(j k) y_k)/(sum_(k in S_p) g_(j k))$, $g_(j k) ~ Gamma(alpha, 1)$
+    $q(x)$        the mean of $P(x, w)$ over all $w$ = $m_p$, $v_(p j)$ and $y_k$
+    $t_c$         $= (q_c^(1/T))/(sum_i q_i^(1/T))$
+    $w_p$         $<-$ SGD from $m_p$ on $1/C KL(t(x) || P(x, w_p))$, $x$ in batches of $U$; the mean of every 25th
+                step; then its running statistics are recomputed on $U$
+
+Cost per round: networks down and up; the client's training; on the server passes of all clients' networks, means and
+samples over $U$, and the training of one student per architecture.
 
 An architecture without clients in a round keeps its network. With one client its variance is 0: its mean and samples
-are, but for rounding, the client's network, so that all its M + 2 teachers are alike. Only networks are exchanged. The
-clients' networks are never in memory together: they are summed, in addition to the sums for the samples. These are
-sum n_k (y_k - w_p) and sum n_k (y_k - w_p)^2, to avoid cancellation in the variance, or the M sums of the Dirichlet
-averages. Every mean and sample is evaluated in its own server task, where Gaussian samples are also drawn.
+are, but for rounding, the client's network, so that all its $M + 2$ teachers are alike. The clients' networks are never
+in memory together: they are summed, in addition to the sums for the samples. These are $sum n_k (y_k - w_p)$ and
+$sum n_k (y_k - w_p)^2$, to avoid cancellation in the variance, or the $M$ sums of the Dirichlet averages. Every mean
+and sample is evaluated in its own server task, where Gaussian samples are also drawn.
 
 Departures:
 1. The paper has one architecture. Here every architecture of the round has its own mean, samples and student; the

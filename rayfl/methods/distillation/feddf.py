@@ -3,20 +3,23 @@
 Paper: Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
 https://arxiv.org/abs/2006.07242 (Algorithms 1 and 3; code: epfml/federated-learning-public-code).
 
-Symbols: p an architecture ("prototype"), S_p the clients of the round that run it, S all of the round, f(.; w) logits,
-U the public samples, without labels.
+Symbols: $p$ an architecture ("prototype"), $S_p$ the clients of the round that run it, $S$ all of the round, $n_k$ a
+client's samples, $f(x, w)$ logits, $T$ `temperature`, $U$ the public samples, without labels.
 
-    a client   y_k  =  SGD on its own data from w_p
-    a start    w_p  <-  sum_{S_p} n_k y_k / sum_{S_p} n_k, running statistics too, for every p of the round
-    targets    z(x)  =  mean_S f(x; y_k), of all architectures
-    a student  w_p  <-  Adam from w_p on  KL(softmax(z(x) / T) || softmax(f(x; w_p) / T)),  x in batches of U;
-               keep the best of every 100th step on validation data (`keep_start`: and of the start); stop early
-               after `patience` steps without a better one
+    $y_k$         for $k in S_p$: SGD on its own data from $w_p$
+    start       $w_p <- (sum_(k in S_p) n_k y_k)/(sum_(k in S_p) n_k)$, running statistics too, for every $p$ of the
+                round
+    $z(x)$        $= 1/|S| sum_(k in S) f(x, y_k)$, of all architectures
+    student     $w_p <-$ Adam from $w_p$ on $KL(softmax((z(x))/T) || softmax(f(x, w_p)/T))$, $x$ in batches of $U$; keep
+                the best of every 100th step on validation data (`keep_start`: and of the start); stop early after
+                `patience` steps without a better one
+
+Cost per round: networks down and up; the client's training; on the server a pass of all clients' networks over $U$, and
+the training of one student per architecture.
 
 An architecture without clients in a round keeps its network. With `distillation.steps: 0` there is no ensemble: the
-method is the paper's baseline, FedAvg over the clients of each architecture. Only networks are exchanged. The
-ensemble's forward passes count as the server's operations. They run where clients are trained, one network at a time,
-so that the ensemble is never in memory.
+method is the paper's baseline, FedAvg over the clients of each architecture. The ensemble's forward passes count as the
+server's operations. They run where clients are trained, one network at a time, so that the ensemble is never in memory.
 
 Departures:
 1. Targets are computed once per round, on U without augmentation; the code computes them for every batch, which is

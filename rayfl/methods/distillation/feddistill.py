@@ -4,16 +4,19 @@ Paper: Jeong et al., "Communication-Efficient On-Device Machine Learning: Federa
 Non-IID Private Data", NeurIPS 2018 workshop, https://arxiv.org/abs/1811.11479 (only its abstract was read; no code by
 the authors). The algorithm is that of TsingZ0/HtFLlib, `clientfd.py` and `serverfd.py`.
 
-Symbols: f_k(x) [C] the logits of client k's network; p_k(x) = softmax f_k(x); q_kj [C] the mean of p_k(x) over the
-samples of class j in all steps of a round; G_j [C] the global mean, if any client has had the class.
+Symbols: $f_k(x)$ $[C]$ the logits of client $k$'s network; $p_k(x) = softmax(f_k(x))$; $q_(k j)$ $[C]$ the mean of
+$p_k(x)$ over the samples of class $j$ in all steps of a round, $n_(k j)$ their number; $G_j$ $[C]$ the global mean, if
+any client has had the class; $lambda$ `distill`; $CE(f, G) = -sum_c G_c log softmax(f)_c$, the mean over the batch.
 
-    a client     w_k   <-  SGD on  CE(f_k(x), y) + `distill` * CE(f_k(x), G_y)      no second term without G_y
-                 q_kj  =   mean of p_k(x) in these steps, before each step          sent, with its number of samples
-    the server   G_j   <-  mean of q_kj over the round's clients with class j       `weight: uniform`
-                 G_j   <-  the same, weighted by these numbers                      `weight: samples`
+    $w_k$         $<-$ SGD on $CE(f_k(x), y) + lambda CE(f_k(x), G_y)$, no second term without $G_y$
+    $q_(k j)$     the mean of $p_k(x)$ in these steps, before each step; sent with $n_(k j)$
+    $G_j$         $<-$ the mean of $q_(k j)$ over the round's clients with class $j$ (`weight: uniform`);
+                $<- (sum_k n_(k j) q_(k j))/(sum_k n_(k j))$ (`weight: samples`)
 
-CE(f, G) = -sum_c G_c log softmax(f)_c, the mean over the batch. A class without clients in a round keeps its G_j. Sent
-up: C + 1 numbers per class of the client. Sent down: C per known class. Clients are evaluated on their own splits.
+Cost per round: $C$ numbers per known class down, $C + 1$ per class of the client up, no parameters; the client's
+training; one sum on the server.
+
+A class without clients in a round keeps its $G_j$. Clients are evaluated on their own splits.
 
 Departures:
 1. The code averages logits, and uses their mean in place of probabilities in CE, although they are not a distribution:

@@ -3,25 +3,28 @@
 Paper: Cho et al., "Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated Learning",
 IJCAI 2022, https://arxiv.org/abs/2204.12703 (Algorithm 1; no code by the authors).
 
-Symbols: i an architecture, w_i its network, S_i the clients of the round that run it, S all of the round, n_k the
-weight of a client, w_0 the server's network, u the representation layer, s_k(x) in R^C a client's logits, z(x) the
-server's, P the public samples, without labels.
+Symbols: $i$ an architecture, $w_i$ its network, $S_i$ the clients of the round that run it, $S$ all of the round, $n_k$
+the weight of a client, $w_0$ the server's network, $u(w)$ the representation layer of $w$, $s_k(x)$ $[C]$ a client's
+logits, $z(x)$ the server's, $V_k(x)$ the variance of $s_k(x)$ over classes, $P$ the public samples, without labels.
 
-    a client     y_k  =  SGD on its own data from w_i
-    a start      u of w_0  <-  sum_S n_k (u of y_k) / sum_S n_k
-    consensus    s(x)  =  sum_S a_k(x) s_k(x),   a_k(x)  =  Var_c[s_k(x)] / sum_{j in S} Var_c[s_j(x)]
-                 y(x)  =  argmax_c s(x)
-    diversity    t(x)  =  sum_{k in D} Var_c[s_k(x)] s_k(x) / sum_{j in D} Var_c[s_j(x)],
-                 D(x)  =  {k : argmax_c s_k(x) != y(x)}
-    the server   w_0  <-  SGD from w_0 on  CE(z(x), y(x)) + lambda KL(softmax t(x) || softmax z(x)),  x in batches of P
-    back         w_i  <-  sum_{S_i} n_k y_k / sum_{S_i} n_k, running statistics too;  u of w_i  <-  u of w_0
+    $y_k$         for $k in S_i$: SGD on its own data from $w_i$
+    start       $u(w_0) <- (sum_(k in S) n_k u(y_k))/(sum_(k in S) n_k)$
+    consensus   $s(x) = (sum_(k in S) V_k(x) s_k(x))/(sum_(k in S) V_k(x))$, $y(x) = argmax_c s(x)$
+    diversity   $t(x) = (sum_(k in D) V_k(x) s_k(x))/(sum_(k in D) V_k(x))$, $D(x)$ the clients with
+                $argmax_c s_k(x) != y(x)$
+    server      $w_0 <-$ SGD from $w_0$ on $CE(z(x), y(x)) + lambda KL(softmax(t(x)) || softmax(z(x)))$, $x$ in batches
+                of $P$
+    back        $w_i <- (sum_(k in S_i) n_k y_k)/(sum_(k in S_i) n_k)$, running statistics too; $u(w_i) <- u(w_0)$
+
+Cost per round: the client's network down and up; its training; on the server a pass of all clients' networks over $P$,
+and the training of $w_0$.
 
 The largest capacity's network is the server's; with weight 0 in `clients.weights` no client has it, and it is never
-sent. u is the classifier. It must have one shape in all networks, as with `features` of model mix. An architecture
-without clients in a round keeps its network, except u.
+sent. $u$ is the classifier. It must have one shape in all networks, as with `features` of model mix. An architecture
+without clients in a round keeps its network, except $u$.
 
-If all clients agree on a sample, D is empty and the second term is 0. If no client predicts y, D is S and t is s. If
-all logits are constant, clients have equal weights.
+If all clients agree on a sample, $D$ is empty and the second term is 0. If no client predicts $y$, $D$ is $S$ and $t$
+is $s$. If all logits are constant, clients have equal weights.
 
 Departures:
 1. The paper draws clients in proportion to their data and averages them uniformly. Here they are drawn uniformly and

@@ -5,23 +5,27 @@ https://arxiv.org/abs/2105.10056 (its text was not read). The algorithm is that 
 zhuangdizhu/FedGen, `serverpFedGen.py`, `userpFedGen.py` and `generator.py`, for equal networks, and of TsingZ0/HtFLlib,
 `clientgen.py` and `servergen.py`, for different networks, of which only the classifier is shared.
 
-Symbols: h_k(x) [D] the features of client k's network, D the same for all networks; v_k its classifier (features [D] ->
-logits [C], the last linear layer) and v the global one; z = G(e, y) [D] the generated features of class y from noise
-e [Z]; n_kj client k's training samples of class j; a = `generated`, b = `diversity`; B the size of a batch.
+Symbols: $h_k(x)$ $[D]$ the features of client $k$'s network, $D$ the same for all networks; $v_k$ its classifier
+(features $[D]$ to logits $[C]$, the last linear layer) and $v$ the global one; $z = G(e, y)$ $[D]$ the generated
+features of class $y$ from noise $e$ $[Z]$; $n_(k j)$ client $k$'s training samples of class $j$; $a$ = `generated`, $b$
+= `diversity`; $B$ the size of a batch.
 
-    a client     (h_k, v_k)  <-  SGD on  CE(v_k(h_k(x)), y) + a CE(v_k(G(e, y')), y')     from (h_k, v)
-                 y'  ~  sum_k n_kj / sum_kj n_kj, B of them for every batch of B samples
-    the server   v   <-  mean of v_k over the round's clients                         sent, with G and sum_k n_kj
-                 G   <-  Adam on  CE(v(G(e, y')), y') + b exp(-mean_ij(d_ij |z_i - z_j|_1 / D))          `server`
-                 d_ij = |e_i - e_j|^2 / Z, and y' as above, of this round
-    G(e, y)  =  linear(ReLU(batch norm(linear([e, one-hot y]))))                      `hidden` features
+    $(h_k, v_k)$   $<-$ SGD from $(h_k, v)$ on $CE(v_k(h_k(x)), y) + a CE(v_k(G(e, y')), y')$
+    $y'$           $~ (sum_k n_(k j))/(sum_(k, j) n_(k j))$, $B$ of them for every batch of $B$ samples
+    $v$            $<-$ the mean of $v_k$ over the round's clients; sent, with $G$ and $sum_k n_(k j)$
+    $G$            $<-$ Adam (`server`) on $CE(v(G(e, y')), y') + b exp(-mean_(i, j)(d_(i j) |z_i - z_j|_1/D))$, $y'$ as
+                 above, of this round
+    $d_(i j)$      $= |e_i - e_j|^2/Z$
+    $G(e, y)$      linear(ReLU(batch norm(linear($[e,$ one-hot $y]$)))) with `hidden` features
 
-The mean of the clients' logits v_k(z), with the same weights, is v(z), so the server needs no single v_k. Clients use
-G in evaluation mode, from the second round on. A device runs v(h_k(x)) with its own h_k and the newest v; it is
-evaluated on the client's own split. Sent up: v_k and C counts. Sent down: v, then also G with its running statistics
-and C counts.
+Cost per round: $v$ down, then also $G$ with its running statistics and $C$ counts; $v_k$ and $C$ counts up; the
+client's training; on the server that of $G$.
 
-With a = 0 there is no generator and no count, and this is LG-FedAvg with a shared classifier, for different networks.
+The mean of the clients' logits $v_k(z)$, with the same weights, is $v(z)$, so the server needs no single $v_k$. Clients
+use $G$ in evaluation mode, from the second round on. A device runs $v(h_k(x))$ with its own $h_k$ and the newest $v$;
+it is evaluated on the client's own split.
+
+With $a = 0$ there is no generator and no count, and this is LG-FedAvg with a shared classifier, for different networks.
 
 Departures:
 1. The authors' code weights the losses CE(v_k(z), y') of the clients by their shares of class y', in place of the loss

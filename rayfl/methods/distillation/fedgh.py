@@ -4,15 +4,19 @@ Paper: Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Glob
 https://arxiv.org/abs/2303.13137 (only its abstract was read). The algorithm is that of TsingZ0/HtFLlib, `clientgh.py`
 and `servergh.py`.
 
-Symbols: h_k(x) [D] the features of client k's network, D the same for all networks; v the global classifier
-(features [D] -> logits [C], the last linear layer); c_kj [D] the mean features of client k's samples of class j.
+Symbols: $h_k(x)$ $[D]$ the features of client $k$'s network, $D$ the same for all networks; $v$ the global classifier
+(features $[D]$ to logits $[C]$, the last linear layer); $c_(k j)$ $[D]$ the mean features of client $k$'s samples of
+class $j$.
 
-    a client     (h_k, v_k)  <-  SGD on  CE(v_k(h_k(x)), y)  from (h_k, v)
-                 c_kj  =   mean of h_k(x) over its training samples of class j, after training     sent with the label j
-    the server   v     <-  SGD on  CE(v(c_kj), j)  over all pairs of the round, from v             `server`; sent
+    $(h_k, v_k)$   $<-$ SGD from $(h_k, v)$ on $CE(v_k(h_k(x)), y)$
+    $c_(k j)$      the mean of $h_k(x)$ over its training samples of class $j$, after training; sent with the label $j$
+    $v$            $<-$ SGD from $v$ on $CE(v(c_(k j)), j)$ over all pairs of the round (`server`); sent
 
-A device runs v(h_k(x)) with its own h_k and the newest v; it is evaluated on the client's own split. v_k is not kept.
-Sent up: D + 1 numbers per class of the client. Sent down: v.
+Cost per round: $v$ down, $D + 1$ numbers per class of the client up; the client's training and one more pass over its
+data; on the server the training of $v$.
+
+A device runs $v(h_k(x))$ with its own $h_k$ and the newest $v$; it is evaluated on the client's own split. $v_k$ is not
+kept.
 
 Networks of a mixture get features of one size by {name: mix, features: 64, networks: ...}.
 

@@ -3,21 +3,25 @@
 Paper: He et al., "Group Knowledge Transfer: Federated Learning of Large CNNs at the Edge", NeurIPS 2020,
 https://arxiv.org/abs/2007.14513 (Algorithm 1; code: FedML-AI/FedML, fedml_api/distributed/fedgkt).
 
-Symbols: f_e client k's personal extractor and f_c its personal head; f_s the server's trunk, behind an extractor of the
-same features; H = f_e(x); z_c and z_s logits; KD(t -> z) = T^2 KL(softmax(t / T) || softmax(z / T)), the mean over a
-batch.
+Symbols: $f_e$ client $k$'s personal extractor and $f_c$ its personal head; $f_s$ the server's trunk, behind an
+extractor of the same features; $H = f_e(x)$; $z_c$ and $z_s$ logits; $KD(t, z) = T^2 KL(softmax(t/T) || softmax(z/T))$
+with the target $t$, the mean over a batch; $a$ = `alpha`.
 
-    a client    f_e, f_c  <-  E_c epochs of  CE(f_c(f_e(x)), y) + a KD(z_s -> f_c(f_e(x)))   no KD without a z_s
-                H, z_c of all its samples, in evaluation mode; sent with y
-    the server  E_s epochs, in each all clients of the round in turn (`order: clients`), or all their samples mixed:
-                f_s  <-  Adam on  KD(z_c -> f_s(H)) + a CE(f_s(H), y)
-                z_s  =  f_s(H) of all their samples, in evaluation mode; sent to client k
+    $f_e, f_c$    $<-$ the client's epochs of SGD on $CE(f_c(f_e(x)), y) + a KD(z_s, f_c(f_e(x)))$, no $KD$ without a
+                $z_s$
+    $H, z_c$      of all its samples, in evaluation mode; sent with $y$
+    $f_s$         $<-$ Adam on $KD(z_c, f_s(H)) + a CE(f_s(H), y)$, `server.epochs` epochs, in each all clients of the
+                round in turn (`order: clients`), or all their samples mixed
+    $z_s$         $= f_s(H)$ of all their samples, in evaluation mode; sent to client $k$
 
-Clients are evaluated, and can be exported, as f_s(f_e(x)) with their own f_e. z_s is matched to samples by their rows
-in the client's data, not by batches.
+Cost per round: $z_s$ down; $H$, $z_c$ and $y$ of all its samples up, 4 bytes per number; the client's training and one
+more pass; on the server the training of the trunk.
+
+Clients are evaluated, and can be exported, as $f_s(f_e(x))$ with their own $f_e$. $z_s$ is matched to samples by their
+rows in the client's data, not by batches.
 
 `order: clients` is that of Algorithm 1 and of the code: each batch has samples of one client. With skewed labels these
-batches are skewed too, which is bad for batch norms and lets f_s fit the last clients. `order: mixed` is ours: each
+batches are skewed too, which is bad for batch norms and lets $f_s$ fit the last clients. `order: mixed` is ours: each
 batch is drawn from the samples of all clients of the round. Fashion-MNIST, Dirichlet 0.3, 10 of 50 clients per round,
 mean over all clients: round 4: 16.2 % with `clients`, 18.8 with batches of one client in random order, 31.4 with
 `mixed`; round 8: 27.4 with `clients`, 46.9 with `mixed`.

@@ -5,21 +5,26 @@ Paper: Wu et al., "Communication-efficient federated learning via knowledge dist
 wuch15/FedKD, `run.py` and `model_bert.py`, for language models, and of TsingZ0/HtFLlib, `clientkd.py` and
 `serverkd.py`, for images.
 
-Symbols: z, h [D] the logits and features of client k's own network ("mentor"); u, v [D] those of the common network
-("mentee"), D the same for all networks; W_k [D, D] of the client; KL(a, b) = KL(softmax a || softmax b); R =
-`energy_rounds`; [.]_e the largest singular directions of every matrix with at least the share e of its squared values.
+Symbols: $z$, $h$ $[D]$ the logits and features of client $k$'s own network ("mentor"); $u$, $v$ $[D]$ those of the
+common network ("mentee") $g$, $D$ the same for all networks; $W_k$ $[D, D]$ of the client;
+$KL(a, b) = KL(softmax(a) || softmax(b))$; $R$ = `energy_rounds`; $(e_0, e_1)$ = `energy`; $[.]_e$ the largest singular
+directions of every matrix with at least the share $e$ of its squared values.
 
-    a client     S    =   CE(z, y) + CE(u, y)
-                 own, common, W_k  <-  SGD on  S + (KL(u, z) + KL(z, u) + 2 mean_D (h - W_k v)^2) / S
-                 d_k  =   [common after - before training]_e                                 sent
-    the server   d    =   [mean of d_k over the round's clients]_e                            sent
-                 common  <-  common + d
-    the energy   e    =   e_0 + min(1, (r + 1) / R) (e_1 - e_0)  in round r = 0, 1, ...       `energy`: (e_0, e_1)
+    $S$           $= CE(z, y) + CE(u, y)$
+    a client    own network, $g_k$, $W_k <-$ SGD from own, $g$, $W_k$ on
+                $S + (KL(u, z) + KL(z, u) + 2 mean_D (h - W_k v)^2)/S$
+    $d_k$         $= [g_k - g]_e$, sent
+    $d$           $= [mean_k d_k]_e$ over the round's clients, sent
+    $g$           $<- g + d$
+    $e$           $= e_0 + min(1, (r + 1)/R) (e_1 - e_0)$ in round $r = 0, 1, ...$
 
-The client's own network is evaluated on the client's own split. A matrix [m, n] of rank q travels as q (m + n + 1)
-numbers, or as it is, without truncation, if that is not more. Kernels [m, i, a, b] are matrices [m, i a b]. Vectors and
-running statistics of norms travel as they are. A client that did not take part in the previous round receives the whole
-common network.
+Cost per round: $d$ down and $d_k$ up, as singular directions; the client's training of two networks; one sum and one
+decomposition per matrix on the server.
+
+The client's own network is evaluated on the client's own split. A matrix $[m, n]$ of rank $q$ travels as
+$q (m + n + 1)$ numbers, or as it is, without truncation, if that is not more. Kernels [m, i, a, b] are matrices [m, i a
+b]. Vectors and running statistics of norms travel as they are. A client that did not take part in the previous round
+receives the whole common network.
 
 Departures:
 1. HtFLlib compresses parameters; the authors' code and the equations here compress updates.

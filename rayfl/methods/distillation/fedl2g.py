@@ -4,17 +4,21 @@ Paper: Zhang et al., "Adaptive Guidance for Local Training in Heterogeneous Fede
 https://arxiv.org/abs/2410.06490 (its text was not read). The algorithm is that of TsingZ0/HtFLlib by the same authors,
 `clientl2g_logit.py`, `clientl2g_feat.py` and `serverl2g_logit.py`.
 
-Symbols: w_k client k's network; o(x; w) its logits [C] or its features [D] (`guided`); V_j the guiding vector of class
-j, of the same size; Q_k `quiz_batches` batches of client k's data, S_k the other samples; eta the learning rate.
+Symbols: $w_k$ client $k$'s network; $o(x, w)$ its logits $[C]$ or its features $[D]$ (`guided`); $V_j$ the guiding
+vector of class $j$, of the same size; $Q_k$ `quiz_batches` batches of client $k$'s data, $S_k$ the other samples; $eta$
+the learning rate, $eta_V$ `server_lr`.
 
-    a client     w_k  <-  SGD on  L(x, y; w, V) = CE + mean (o(x; w) - V_y)^2  over S_k       not in `warmup_rounds`
-                 w'   =   w_k - eta grad_w of L, the mean over `study_batches` batches of S_k
-                 g_k  =   grad_V of CE at w' on Q_k: through the step, of second order        rows that are not 0, sent
-    the server   g_j  =   mean of g_kj over the round's clients that sent it, otherwise 0
-                 V    <-  V - `server_lr` g min(1, 100 / |g|)                                  sent
+    $w_k$         $<-$ SGD on $L(w, V) = CE + mean((o(x, w) - V_y)^2)$ over $S_k$, not in `warmup_rounds`
+    $w'$          $= w_k - eta grad_w L$, the mean over `study_batches` batches of $S_k$
+    $g_k$         $= grad_V CE$ at $w'$ on $Q_k$: through the step, of second order; rows that are not 0, sent
+    $g_j$         the mean of $g_(k j)$ over the round's clients that sent it, otherwise 0
+    $V$           $<- V - eta_V g min(1, 100/|g|)$, sent
 
-w' is not kept. Q_k is drawn once per client, and never trained on. Clients are evaluated on their own splits. Sent up:
-one vector and a count per class. Sent down: V. V starts with independent normal elements.
+Cost per round: $V$ down, one vector and a count per class up; the client's training and a step of second order; one sum
+on the server.
+
+$w'$ is not kept. $Q_k$ is drawn once per client, and never trained on. Clients are evaluated on their own splits. $V$
+starts with independent normal elements.
 
 Departures:
 1. Q_k is drawn, and has at most half of the client's samples. In the code it is the first ones, and a client with

@@ -3,19 +3,22 @@
 Paper: Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", NeurIPS 2019 workshop on federated
 learning, https://arxiv.org/abs/1910.03581 (Algorithm 1; code: diogenes0319/FedMD_clean).
 
-Symbols: D_0 the public samples, with labels; D_k client k's own; w_k its network; f(.; w) class scores, that is logits
-before any softmax; d_r a random subset of D_0, drawn in every round.
+Symbols: $D_0$ the public samples, with labels; $D_k$ client $k$'s own; $w_k$ its network; $f(x, w)$ class scores, that
+is logits before any softmax; $d_r$ a random subset of $D_0$, drawn in every round; $K$ the clients of the round.
 
-    transfer     w_k  <-  training on D_0 (`warmup_epochs`), then on D_k (`private_warmup_epochs`)    first visit
-    communicate  f(x; w_k),  x in d_r                                                                  sent
-    aggregate    g_r(x)  =  mean_k f(x; w_k)
-    distribute   g_r                                                                                   sent
-    digest       w_k  <-  Adam on  mean |f(x; w_k) - g_r(x)|,  x in d_r                                `digest`
-    revisit      w_k  <-  training on D_k
+    transfer      $w_k <-$ training on $D_0$ (`warmup_epochs`), then on $D_k$ (`private_warmup_epochs`): first visit
+    communicate   $f(x, w_k)$, $x in d_r$, sent
+    aggregate     $g_r(x) = 1/K sum_k f(x, w_k)$
+    distribute    $g_r$, sent
+    digest        $w_k <-$ Adam on $mean |f(x, w_k) - g_r(x)|$, $x in d_r$ (`digest`)
+    revisit       $w_k <-$ training on $D_k$
 
-A visit in round r is digest and revisit with g_{r-1}, then communicate with d_r. Sent up: |d| C numbers. Sent down:
-g_{r-1} and the row numbers of d_{r-1} and d_r. The server has no network; clients are evaluated on their own splits,
-those that were never selected with their initial network. Clients also need the public samples (`bytes_public`).
+Cost per round: $g_(r - 1)$ and the row numbers of $d_(r - 1)$ and $d_r$ down, $|d| C$ numbers up, no parameters; the
+client's training, on the public subset too; one mean on the server.
+
+A visit in round $r$ is digest and revisit with $g_(r - 1)$, then communicate with $d_r$. The server has no network;
+clients are evaluated on their own splits, those that were never selected with their initial network. Clients also need
+the public samples (`bytes_public`).
 
 The code's settings, with Adam (1e-3) throughout and `training.batch_size` 5:
 

@@ -5,15 +5,17 @@ https://arxiv.org/abs/2406.00488 (its equations were not read). The algorithm is
 LipingYi/FedMRL, `FedMRL_hetero.py`; TsingZ0/HtFLlib, `clientmrl.py`, has the same steps, but does not keep the trained
 P_k: every round and every evaluation has its first values.
 
-Symbols: f_k(x) [D] the features of client k's network and F_k its classifier; g(x) [d] and G those of the common
-network, d <= D; P_k a linear layer [d + D] -> [D].
+Symbols: $f_k(x)$ $[D]$ the features of client $k$'s network and $F_k$ its classifier; $g(x)$ $[d]$ and $G$ those of the
+common network, $d <= D$; $P_k$ a linear layer $[d + D]$ to $[D]$; $r_d$ the first $d$ elements of $r$.
 
-    a client     r  =  P_k([g(x), f_k(x)])
-                 f_k, F_k, P_k, g_k, G_k  <-  SGD on  CE(F_k(r), y) + CE(G_k(r_1..d), y)     from g, G
-    the server   g, G  <-  mean of g_k, G_k over the round's clients                         sent up and down
+    $r$           $= P_k([g(x), f_k(x)])$
+    a client    $f_k, F_k, P_k, g_k, G_k <-$ SGD from $f_k, F_k, P_k, g, G$ on $CE(F_k(r), y) + CE(G_k(r_d), y)$
+    $g, G$        $<-$ the mean of $g_k, G_k$ over the round's clients
 
-A device runs F_k(r) with its own f_k, F_k, P_k and the newest g, so it holds both networks. It is evaluated on the
-client's own split. D may differ between clients. d is `features`, with a linear projection behind the common
+Cost per round: the common network down and up; the training of both networks; one sum on the server.
+
+A device runs $F_k(r)$ with its own $f_k$, $F_k$, $P_k$ and the newest $g$, so it holds both networks. It is evaluated
+on the client's own split. $D$ may differ between clients. $d$ is `features`, with a linear projection behind the common
 network's last features, otherwise the number of features of the common network.
 
 Departures:

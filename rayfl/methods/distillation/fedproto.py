@@ -4,18 +4,22 @@ Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous 
 https://arxiv.org/abs/2105.00243 (Algorithm 1; code: yuetan031/FedProto). No public data are needed, and the server
 has no network.
 
-Symbols: h_k(x) [D] the features of client k's network, which its classifier reads; D the same for all networks;
-n_kj client k's training samples of class j; C_j [D] the global prototype of class j, if any client has had the class.
+Symbols: $h_k(x)$ $[D]$ the features of client $k$'s network, which its classifier reads; $D$ the same for all networks;
+$n_(k j)$ client $k$'s training samples of class $j$; $C_j$ $[D]$ the global prototype of class $j$, if any client has
+had the class; $lambda$ `attraction`.
 
-    a client     w_k   <-  SGD on  CE + `attraction` * mean_D (h_k(x) - C_y)^2      no second term without C_y
-                 c_kj  =   mean of h_k(x) over its training samples of class j       all, after training; sent with n_kj
-    the server   C_j   <-  sum_k n_kj c_kj / sum_k n_kj     over the round's clients with class j (`weight: samples`)
-                 C_j   <-  the mean of c_kj over them                                             (`weight: uniform`)
-    a device     argmax of its own classifier, or of -|h_k(x) - C_j|^2               `predict`
+    $w_k$         $<-$ SGD on $CE + lambda mean_D (h_k(x) - C_y)^2$, no second term without $C_y$
+    $c_(k j)$     the mean of $h_k(x)$ over all its training samples of class $j$, after training; sent with $n_(k j)$
+    $C_j$         $<- (sum_k n_(k j) c_(k j))/(sum_k n_(k j))$ over the round's clients with class $j$
+                (`weight: samples`);
+                $<-$ the mean of $c_(k j)$ over them (`weight: uniform`)
+    device      argmax of its own classifier, or of $-|h_k(x) - C_j|^2$ (`predict`)
+
+Cost per round: $D$ numbers per known class down, $D + 1$ per class of the client up, no parameters; the client's
+training and one more pass; one sum on the server.
 
 A class without clients in a round keeps its prototype. The nearest prototype equals the linear classifier
-2 C_j h - |C_j|^2, with which a client's network is then deployed. Sent up: D + 1 numbers per class of the client. Sent
-down: D per known class. Clients are evaluated on their own splits.
+$2 C_j h - |C_j|^2$, with which a client's network is then deployed. Clients are evaluated on their own splits.
 
 Networks of a mixture get features of one size by {name: mix, features: 64, networks: ...}.
 

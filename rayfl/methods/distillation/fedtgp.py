@@ -4,19 +4,24 @@ Paper: Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-E
 and Model Heterogeneity in Federated Learning", AAAI 2024, https://arxiv.org/abs/2401.03230 (only its abstract was
 read). The algorithm is that of TsingZ0/HtFLlib by the same authors, `clienttgp.py` and `servertgp.py`.
 
-Symbols: h_k(x) [D] the features of client k's network; c_kj [D] the mean features of client k's samples of class j;
-g_j [D] the global prototype of class j; e_j [D] a trained embedding of class j; m the margin.
+Symbols: $h_k(x)$ $[D]$ the features of client $k$'s network; $c_(k j)$ $[D]$ the mean features of client $k$'s samples
+of class $j$; $g_j$ $[D]$ the global prototype of class $j$; $e_j$ $[D]$ a trained embedding of class $j$; $A$, $B$
+$[D, D]$ and $a$, $b$ $[D]$ trained; $m$ the margin; $lambda$ `attraction`.
 
-    a client     w_k   <-  SGD on  CE + `attraction` * mean_D (h_k(x) - g_y)^2        no second term in the first round
-                 c_kj  =   mean of h_k(x) over its training samples of class j       all, after training; sent with j
-    the server   c_j   =   mean of c_kj over the round's clients with class j
-                 m     =   min(max_j min_{i != j} |c_i - c_j|, `margin`)
-                 g_j   =   A ReLU(B e_j + b) + a,  with A, B [D, D]
-                 A, a, B, b, e  <-  SGD on  CE(-(|c_kj - g_i| + m [i = j])_i, j)  over all c_kj     `server`; g is sent
-    a device     argmin_j |h_k(x) - g_j|^2, or argmax of its own classifier                         `predict`
+    $w_k$             $<-$ SGD on $CE + lambda mean_D (h_k(x) - g_y)^2$, no second term in the first round
+    $c_(k j)$         the mean of $h_k(x)$ over all its training samples of class $j$, after training; sent with $j$
+    $c_j$             the mean of $c_(k j)$ over the round's clients with class $j$
+    $m$               $= min(max_j min_(i != j) |c_i - c_j|, M)$, $M$ = `margin`
+    $g_j$             $= A ReLU(B e_j + b) + a$
+    $A, a, B, b, e$   $<-$ SGD (`server`) over all $c_(k j)$ on the cross-entropy of class $j$ with the logits
+                    $-|c_(k j) - g_i|$ for $i != j$ and $-|c_(k j) - g_j| - m$; $g$ is sent
+    device          $argmin_j |h_k(x) - g_j|^2$, or argmax of its own classifier (`predict`)
 
-Sent up: D + 1 numbers per class of the client. Sent down: C D, also for classes without clients. `predict: prototypes`
-and the mixture of networks are as in FedProto.
+Cost per round: $C D$ numbers down, $D + 1$ per class of the client up, no parameters; the client's training and one
+more pass; on the server the training of the prototypes.
+
+Prototypes of classes without clients are sent too. `predict: prototypes` and the mixture of networks are as in
+FedProto.
 
 Departures:
 1. |c - g| is the root of at least 1e-12. The code's root of |c|^2 - 2 c g + |g|^2 is NaN if rounding makes it negative.

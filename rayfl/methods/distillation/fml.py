@@ -3,14 +3,17 @@
 Paper: Shen et al., "Federated Mutual Learning", https://arxiv.org/abs/2006.16765 (only its abstract was read; no code
 by the authors was found). The algorithm is that of TsingZ0/HtFLlib, `clientfml.py` and `serverfml.py`.
 
-Symbols: f_k client k's own network, g the common network ("meme"), z and u [C] their logits of x;
-KL(a, b) = KL(softmax a || softmax b), the mean over a batch; a = `alpha`, b = `beta`.
+Symbols: $f_k$ client $k$'s own network, $g$ the common network ("meme"), $z$ and $u$ $[C]$ their logits of $x$;
+$KL(a, b) = KL(softmax(a) || softmax(b))$, the mean over a batch; $a$ = `alpha`, $b$ = `beta`.
 
-    a client     f_k  <-  SGD on  a CE(z, y) + (1 - a) KL(u, z)      both in the same steps; u and z are those
-                 g_k  <-  SGD on  b CE(u, y) + (1 - b) KL(z, u)      before the step
-    the server   g    <-  mean of g_k over the round's clients       sent up and down
+    $f_k$         $<-$ SGD on $a CE(z, y) + (1 - a) KL(u, z)$
+    $g_k$         $<-$ SGD on $b CE(u, y) + (1 - b) KL(z, u)$, in the same steps; $u$ and $z$ are those before the step
+    $g$           $<-$ the mean of $g_k$ over the round's clients
 
-f_k stays on its client and is evaluated on the client's own split. With a = b = 1 it is trained alone, and g by FedAvg.
+Cost per round: the common network down and up; the training of both networks; one sum on the server.
+
+$f_k$ stays on its client and is evaluated on the client's own split. With $a = b = 1$ it is trained alone, and $g$ by
+FedAvg.
 
 Departures:
 1. The code's KL is divided by the number of classes too (`reduction: mean`), and its gradients reach both networks

@@ -4,24 +4,27 @@ Paper: Morafah et al., "Towards Diverse Device Heterogeneous Federated Learning 
 Integration", NeurIPS 2024, https://arxiv.org/abs/2409.18461 (code: hojinchangucsd/TAKFL, `--alg fedhd`). Of the paper
 only the abstract could be read: the equations are those of the code, the defaults those of its cv/run.sh.
 
-Symbols: i, k architectures ("device prototypes"), S_k the clients of the round that run k, K the number of k with
-clients, n_c a client's samples, f(.; w) logits, U the public samples, without labels, T `temperature`, R
-`self_temperature`, gamma `self_weight`, KL_T(a || b) = KL(softmax(a / T) || softmax(b / T)).
+Symbols: $i$, $k$ architectures ("device prototypes"), $S_k$ the clients of the round that run $k$, $K$ the number of
+$k$ with clients, $n_c$ a client's samples, $f(x, w)$ logits, $U$ the public samples, without labels, $T$ `temperature`,
+$R$ `self_temperature`, $gamma$ `self_weight`, $KL_T(a || b) = KL(softmax(a/T) || softmax(b/T))$.
 
-    a client       y_c  =  training on its own data from w_i
-    a mean         m_i  =  sum_{S_i} n_c y_c / sum_{S_i} n_c,  running statistics too
-    targets        z_k(x)  =  mean_{S_k} f(x; y_c),   s_i(x)  =  f(x; m_i)
-    a student      w_ik  =  Adam from m_i on  T^2 KL_T(z_k(x) || f(x; w_ik)) + gamma R^2 KL_R(s_i(x) || f(x; w_ik)),
-                   x in batches of U, for all i and k, also k = i
-    task vector    t_ik  =  w_ik - m_i,  running statistics too
-    the merge      w_i  <-  m_i + sum_k l_ik t_ik
-    coefficients   l_i  =  the first of the best candidates on validation data
-    candidates     1 / K for all k; then, for e = 1, 5, 10, n times:  b_j ~ Beta(1, 100), j = 1 ... K, and
-                   b_j^e / sum_j b_j^e, ascending from the smallest capacity k to the largest
+    $y_c$            for $c in S_i$: training on its own data from $w_i$
+    $m_i$            $= (sum_(c in S_i) n_c y_c)/(sum_(c in S_i) n_c)$, running statistics too
+    targets        $z_k(x) = 1/|S_k| sum_(c in S_k) f(x, y_c)$, $s_i(x) = f(x, m_i)$
+    student        $w_(i k)$ = Adam from $m_i$, $x$ in batches of $U$, for all $i$ and $k$, also $k = i$, on:
+                   $T^2 KL_T(z_k(x) || f(x, w_(i k))) + gamma R^2 KL_R(s_i(x) || f(x, w_(i k)))$
+    task vector    $t_(i k) = w_(i k) - m_i$, running statistics too
+    merge          $w_i <- m_i + sum_k l_(i k) t_(i k)$
+    coefficients   $l_i$ = the first of the best candidates on validation data
+    candidates     $1/K$ for all $k$; then, for $e = 1, 5, 10$, $n$ times: $b_j ~ Beta(1, 100)$, $j = 1 ... K$, and
+                   $b_j^e/(sum_j b_j^e)$, ascending from the smallest capacity $k$ to the largest
 
-With one candidate (`candidates: 0`, or K = 1) or without validation data (`evaluation.holdout: 0`) l_ik is 1 / K. An
-architecture without clients in a round keeps its network and teaches nobody. Only networks are exchanged. The clients'
-networks are never in memory together, but K^2 students are, in the server's state. They train in parallel.
+Cost per round: networks down and up; the client's training; on the server a pass of all clients' networks over $U$, the
+training of $K^2$ students, and an evaluation of every candidate.
+
+With one candidate (`candidates: 0`, or $K = 1$) or without validation data (`evaluation.holdout: 0`) $l_(i k)$ is
+$1/K$. An architecture without clients in a round keeps its network and teaches nobody. The clients' networks are never
+in memory together, but $K^2$ students are, in the server's state. They train in parallel.
 
 Departures:
 1. The code's `tune`, which learns l_i and a scale of the logits by AdamW on validation data, is not implemented.

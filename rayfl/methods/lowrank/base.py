@@ -1,8 +1,8 @@
 """Base of the methods whose clients train low-rank adapters over a frozen base.
 
-Symbols of all of them: a layer is W0 x + s B A x, with A [r, in] and B [out, r] trained, W0 frozen; b_j a_j is its
-j-th component; r_k the rank of client k, R that of the server; w_k a client's weight, sum 1 over a cohort;
-P_k = s_k B_k A_k its product, P* = sum_k w_k P_k the exact mean.
+Symbols: a layer is $W_0 x + s B A x$ with $d$ inputs and $o$ outputs, $A$ $[r, d]$ and $B$ $[o, r]$ trained, $W_0$
+frozen; $b_j a_j$ is its $j$-th component; $r_k$ the rank of client $k$, $R$ that of the server; $w_k$ a client's
+weight, sum 1 over a cohort; $P_k = s_k B_k A_k$ its product, $P = sum_k w_k P_k$ the exact mean.
 
 The defaults are the holder mean's: a client trains the first r_k components of every adapter and the head, if
 `model.head` trains it, and the server averages each coordinate over its holders. A method overrides what differs.
@@ -74,8 +74,8 @@ class LowRank(Method):
         for capacity in self.task.nets:
             if not self.has_trained(capacity):
                 raise ConfigError(
-                    f"clients.capacities: {capacity:g} is rank 0 of {self.rank}, with a frozen head. Allowed with "
-                    f"model.head: frozen: at least {1 / self.rank:.3g}"
+                    f"clients.capacities: {capacity:g} is rank 0 of {model.rank}, with a frozen head. Allowed with "
+                    f"model.head: frozen: at least {1 / model.rank:.3g}"
                 )
 
     def has_trained(self, capacity: float) -> bool:
@@ -173,7 +173,7 @@ class LowRank(Method):
         return state | {"params": fold.mean("params", over=self.over)}
 
     def mean_products(self, fold: Fold) -> dict[str, Factors]:
-        """Return P* of every layer, in float64; {} if no products were received. Of segments: the sum of their means,
+        """Return P of every layer, in float64; {} if no products were received. Of segments: the sum of their means,
         each over the segment's holders. A segment without holders in the cohort keeps the server's product."""
         if self.products_sent != "segments":
             return {path: mean(total, fold.weight) for path, total in fold.products.items()}

@@ -4,11 +4,12 @@ Paper: Zhang et al., "Fed-PLoRA", ICLR 2026, https://arxiv.org/abs/2602.16936.
 
 Symbols: as in `base`.
 
-    J_k            r_k of the R components, drawn uniformly for every layer, client and round
-    A_k, B_k       steps from A[J_k], B[:, J_k] on the base W0 + s sum over j not in J_k of b_j a_j
-    A[j], B[:, j]  <-  the mean over the clients that trained j, weighted by w_k
-    down           R (in + out) per layer, because the folded components are needed too
-    up             r_k (in + out) per layer
+    $J_k$             $r_k$ of the $R$ components, drawn uniformly for every layer, client and round
+    $A_k, B_k$        steps from $A[J_k]$, $B[:, J_k]$ on the base $W_0 + s sum_(j !in J_k) b_j a_j$
+    $A[j], B[:, j]$   $<-$ the mean over the clients that trained $j$, weighted by $w_k$
+
+Cost per round: $R (d + o)$ numbers per layer down, because the folded components are needed too; $r_k (d + o)$ up; the
+client's training; one sum on the server.
 
 Every client trains within the full function.
 

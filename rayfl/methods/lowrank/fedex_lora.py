@@ -3,18 +3,20 @@
 Paper: Singhal, Ponkshe, Vepakomma, "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of Large
 Language Models", ACL 2025, https://arxiv.org/abs/2410.09432 (code: CERT-Lab/fedex-lora).
 
-Symbols: as in `base`; W the update merged into the base so far.
+Symbols: as in `base`; $W$ the update merged into the base so far.
 
-    A_k, B_k       steps from A, B on the base W0 + W
-    A  <-  sum_k w_k A_k,   B  <-  sum_k w_k B_k
-    W  <-  W + P* - s B A, which makes the round exact
-    up             r (in + out) per layer
-    down           r (in + out) per layer, and the residual of rank p <= sum_k r_k of the last round's clients:
-                   p (in + out), or in out if that is less
+    $A_k, B_k$    steps from $A$, $B$ on the base $W_0 + W$
+    $A$           $<- sum_k w_k A_k$
+    $B$           $<- sum_k w_k B_k$
+    $W$           $<- W + P - s B A$, which makes the round exact
+
+Cost per round: $r (d + o)$ numbers per layer up; as many down, and the residual of rank $p <= sum_k r_k$ of the last
+round's clients, $p (d + o)$ or $d o$ if that is less; the client's training; sums and a product per layer on the
+server.
 
 Departures:
-1. The paper has one rank. With several ranks, factors and the products in P* are averaged over the holders of a
-   component, as by raFLoRA. With the plain P*, every round, even without training, would subtract from W the components
+1. The paper has one rank. With several ranks, factors and the products in P are averaged over the holders of a
+   component, as by raFLoRA. With the plain P, every round, even without training, would subtract from W the components
    that clients of low rank lack.
 2. The code adds the residual transposed, which is correct for GPT-2's layers but not for linear layers.
 3. The residual is computed in float64 and stored in float32 beside the base.

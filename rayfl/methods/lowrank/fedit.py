@@ -3,13 +3,15 @@
 Paper: Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen, "Towards Building the Federated GPT: Federated Instruction
 Tuning", 2023, https://arxiv.org/abs/2305.05644 (code: JayZhang42/FederatedGPT-Shepherd).
 
-Symbols: as in `base`; r the common rank, n_k a client's number of samples, w_k = n_k / sum n.
+Symbols: as in `base`; $r$ the common rank, $n_k$ a client's number of samples, $w_k = n_k/(sum_k n_k)$.
 
-    A_k, B_k       steps from A, B
-    A  <-  sum_k w_k A_k,   B  <-  sum_k w_k B_k
-    down and up    r (in + out) per layer
+    $A_k, B_k$    steps from $A$, $B$
+    $A$           $<- sum_k w_k A_k$
+    $B$           $<- sum_k w_k B_k$
 
-The product of the means differs from the mean P* of the products, unless there is only one client.
+Cost per round: $r (d + o)$ numbers per layer down and up, the client's training, one sum on the server.
+
+The product of the means differs from the mean $P$ of the products, unless there is only one client.
 
 Departures:
 1. The code averages the tensors that PEFT saves; here a trained head is averaged too.

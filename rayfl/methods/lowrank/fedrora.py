@@ -2,16 +2,19 @@
 
 Paper: Wang, Bian et al., "FedRoRA", 2026.
 
-Symbols: as in `base`; u_j, v_j the singular directions of P*, j < R; c_kj client k's coefficient of direction j.
+Symbols: as in `base`; $u_j$, $v_j$ the singular directions of $P$, $j < R$; $c_(k j)$ client $k$'s coefficient of
+direction $j$.
 
-    A_k, B_k       steps from the start of k
-    U S V^T        the singular value decomposition of P* = sum_k w_k P_k
-    c_kj   =   u_j^T P_k v_j, with P_k of client k's last visit
-    J_k            the r_k directions with the largest |c_kj|, of every layer
-    start of k     B = [u_j c_kj / s], A = [v_j^T] for j in J_k
-    down and up    r_k (in + out) per layer
+    $A_k, B_k$     steps from the start of $k$
+    $U S V^T$      the singular value decomposition of $P = sum_k w_k P_k$
+    $c_(k j)$      $= u_j^T P_k v_j$, with $P_k$ of client $k$'s last visit
+    $J_k$          the $r_k$ directions with the largest $|c_(k j)|$, of every layer
+    start of $k$   $B = [u_j c_(k j)/s]$, $A = [v_j^T]$ for $j in J_k$
 
-A new client starts from the first directions with the server's coefficients S_j. Evaluated on the clients' own data.
+Cost per round: $r_k (d + o)$ numbers per layer down and up, the client's training, one decomposition per layer on the
+server.
+
+A new client starts from the first directions with the server's coefficients $S_j$. Evaluated on the clients' own data.
 
 Departures:
 1. The paper's adapter is P_k = B S A with unit columns and rows, and its server computes the coefficients. Here the

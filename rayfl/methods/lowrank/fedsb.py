@@ -3,24 +3,28 @@
 Paper: Singhal, Ponkshe, Vepakomma, "Fed-SB: A Silver Bullet for Extreme Communication Efficiency and Performance in
 (Private) Federated LoRA Fine-Tuning", 2025, https://arxiv.org/abs/2502.15436.
 
-Symbols: as in `base`; a layer is W0 x + s B M A x, with M [r, r].
+Symbols: as in `base`; a layer is $W_0 x + s B M A x$, with $M$ $[r, r]$.
 
-    A, B           frozen, with orthonormal rows and columns
-    M_k            steps from M
-    M  <-  sum_k w_k M_k;   P* = s B M A, exactly, if all ranks are equal
-    down and up    r_k^2 per layer, independent of in and out
+    $A, B$        frozen, with orthonormal rows and columns
+    $M_k$         steps from $M$
+    $M$           $<- sum_k w_k M_k$; $P = s B M A$, exactly, if all ranks are equal
 
-`start: gradient`: the first round with updates trains nothing. Every client of the cohort sends G_k, the mean gradient
-of its loss by W0 over the batches of a round, truncated to its first R singular directions; with U S V^T the singular
-value decomposition of sum_k w_k G_k the server sets
+Cost per round: $r_k^2$ numbers per layer down and up, independent of $d$ and $o$; the client's training; one sum on the
+server.
 
-    A  <-  V[:, :R]^T,   B  <-  U[:, :R],   M  <-  - eta S[:R] / s
+`start: gradient`: the first round with updates trains nothing. Every client of the cohort sends $G_k$, the mean
+gradient of its loss by $W_0$ over the batches of a round, truncated to its first $R$ singular directions; with
+$U S V^T$ the singular value decomposition of $sum_k w_k G_k$ the server sets
 
-which is the first step of full fine-tuning at the rate eta, truncated to rank R.
+    $A$   $<- V[:, :R]^T$
+    $B$   $<- U[:, :R]$
+    $M$   $<- -eta S[:R]/s$
+
+which is the first step of full fine-tuning at the rate $eta$, truncated to rank $R$.
 
 Departures:
 1. In the code the gradient is of 50 samples, before the first round, and M = S. Here it is the cohort's and costs a
-   round with R (in + out) per layer up, and down in the next round; the factor -eta / s makes M a descent step.
+   round with $R (d + o)$ numbers per layer up, and down in the next round; the factor -eta / s makes M a descent step.
 2. `start: seed`: A and B are random with orthonormal rows and columns, and M is 0. The paper reports better results
    with the gradient.
 3. The paper has one rank. Here a client of rank r trains the first r rows and columns of M; every entry is averaged

@@ -5,12 +5,14 @@ Paper: Lee, Ko, Lee, Lee, Hwang, "FedSVD: Adaptive Orthogonalization for Private
 
 Symbols: as in `base`.
 
-    B_k            steps from B, with A frozen
-    Bm     =   sum_k w_k B_k
-    U S V^T        the singular value decomposition of Bm A
-    B  <-  U S,   A  <-  V^T: the function is unchanged, and the next round trains other directions
-    down           r (in + out) per layer
-    up             r out per layer
+    $B_k$         steps from $B$, with $A$ frozen
+    $bar B$       $= sum_k w_k B_k$
+    $U S V^T$     the singular value decomposition of $bar B A$
+    $B$           $<- U S$
+    $A$           $<- V^T$: the function is unchanged, and the next round trains other directions
+
+Cost per round: $r (d + o)$ numbers per layer down, $r o$ up; the client's training; one decomposition per layer on the
+server.
 
 Departures:
 1. The paper has one rank. With several ranks, column j of B is averaged over its holders, and a client of rank r gets

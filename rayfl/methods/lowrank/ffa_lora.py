@@ -3,11 +3,13 @@
 Paper: Sun, Li, Li, Ding, "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024,
 https://arxiv.org/abs/2403.12313.
 
-Symbols: as in `base`; A0 the A that server and clients draw from the run's seed.
+Symbols: as in `base`; $A_0$ the $A$ that server and clients draw from the run's seed.
 
-    B_k            steps from B, with A0 frozen
-    B  <-  sum_k w_k B_k;   P* = s B A0, exactly, if all ranks are equal
-    down and up    r_k out per layer: half
+    $B_k$         steps from $B$, with $A_0$ frozen
+    $B$           $<- sum_k w_k B_k$; $P = s B A_0$, exactly, if all ranks are equal
+
+Cost per round: $r_k o$ numbers per layer down and up, half of those of FedIT; the client's training; one sum on the
+server.
 
 Departures:
 1. The paper has one rank. With several ranks, column j of B is averaged over its holders.

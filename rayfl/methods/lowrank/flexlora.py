@@ -5,10 +5,13 @@ Resources", NeurIPS 2024, https://arxiv.org/abs/2402.11505 (code: alibaba/Federa
 
 Symbols: as in `base`.
 
-    A_k, B_k       steps from the first r_k directions
-    U S V^T        the singular value decomposition of P* = sum_k w_k s_k B_k A_k
-    B  <-  U[:, :R] S[:R] / s,   A  <-  V[:, :R]^T: a client of rank r gets the best approximation of rank r
-    down and up    r_k (in + out) per layer
+    $A_k, B_k$    steps from the first $r_k$ directions
+    $U S V^T$     the singular value decomposition of $P = sum_k w_k s_k B_k A_k$
+    $B$           $<- U[:, :R] S[:R]/s$
+    $A$           $<- V[:, :R]^T$: a client of rank $r$ gets the best approximation of rank $r$
+
+Cost per round: $r_k (d + o)$ numbers per layer down and up, the client's training, one decomposition per layer on the
+server.
 
 The rank collapses: clients of low rank count as 0 in the other directions, so that every round, even without training,
 shrinks these directions by the weight share of the other clients (`raflora` avoids this).
@@ -17,7 +20,7 @@ Departures:
 1. The published branch never changes a rank, because of an empty list of layers. This is the paper's method.
 2. Signs of singular vectors are fixed, and the decomposition is exact, by QR of the stacked factors in float64. The
    decomposition of the dense product is reported to fail.
-3. If P* has fewer than R directions, as at the start with P* = 0, the other rows of A are unchanged.
+3. If P has fewer than R directions, as at the start with P = 0, the other rows of A are unchanged.
 4. A trained head is averaged over all clients. `server:` optimizers step on the head alone.
 """
 

@@ -3,12 +3,13 @@
 Paper: Wang, Shen, He, Sun, Wang, Lyu, Li, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous
 Low-Rank Adaptations", NeurIPS 2024, https://arxiv.org/abs/2409.05976 (code: ATP-1010/FederatedLLM).
 
-Symbols: as in `base`; W the update merged into the base so far.
+Symbols: as in `base`; $W$ the update merged into the base so far.
 
-    A_k, B_k       steps from a new A_k, uniform within 1 / sqrt(in), and B_k = 0, on the base W0 + W
-    W      <-  W + [B_1 | B_2 | ...] [w_1 s_1 A_1; w_2 s_2 A_2; ...]  =  W + P*, exactly
-    up             r_k (in + out) per layer
-    down           (in + out) sum_k r_k per layer, the stack of the last round, or its product, in out, if that is less
+    $A_k, B_k$    steps from a new $A_k$, uniform within $1/sqrt(d)$, and $B_k = 0$, on the base $W_0 + W$
+    $W$           $<- W + [B_1 | B_2 | ...] [w_1 s_1 A_1; w_2 s_2 A_2; ...] = W + P$, exactly
+
+Cost per round: $r_k (d + o)$ numbers per layer up; the stack of the last round down, $(d + o) sum_k r_k$, or its
+product, $d o$, if that is less; the client's training; one product per layer on the server.
 
 Only one factor is weighted; on both the weights would be squared.
 

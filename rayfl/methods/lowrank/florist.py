@@ -3,16 +3,17 @@
 Paper: Ramesh, Dass, "FLoRIST: Singular Value Thresholding for Efficient and Accurate Federated Fine-Tuning of Large
 Language Models", 2025, https://arxiv.org/abs/2506.09199.
 
-Symbols: as in `base`; W the update merged into the base so far, tau the threshold.
+Symbols: as in `base`; $W$ the update merged into the base so far, $tau$ the threshold.
 
-    A_k, B_k       steps from new adapters on the base W0 + W, as FLoRA
-    U S V^T        the singular value decomposition of P*, computed from the stacked factors
-    p              the smallest rank with S_1^2 + ... + S_p^2 >= tau (S_1^2 + S_2^2 + ...), per layer
-    W      <-  W + U[:, :p] S[:p] V[:, :p]^T
-    up             r_k (in + out) per layer
-    down           p (in + out) per layer, or in out if that is less
+    $A_k, B_k$    steps from a new $A_k$, uniform within $1/sqrt(d)$, and $B_k = 0$, on the base $W_0 + W$
+    $U S V^T$     the singular value decomposition of $P$, computed from the stacked factors
+    $p$           the smallest rank with $S_1^2 + ... + S_p^2 >= tau (S_1^2 + S_2^2 + ...)$, per layer
+    $W$           $<- W + U[:, :p] S[:p] V[:, :p]^T$
 
-tau = 1 is FLoRA.
+Cost per round: $r_k (d + o)$ numbers per layer up; $p (d + o)$ down, or $d o$ if that is less; the client's training;
+one decomposition per layer on the server.
+
+$tau = 1$ is FLoRA.
 
 Departures:
 1. The paper selects the best tau from 0.8 to 0.99 for every cell of its tables.

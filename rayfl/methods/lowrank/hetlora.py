@@ -3,14 +3,17 @@
 Paper: Cho, Liu, Xu, Fahrezi, Joshi, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models",
 EMNLP 2024, https://arxiv.org/abs/2401.06432.
 
-Symbols: as in `base`; g the pruning factor, lambda the weight of the tail, T(B, A) = sum over layers of
-||B[:, g r_k:]||_F ||A[g r_k:]||_F.
+Symbols: as in `base`; $g$ the pruning factor, $lambda$ the weight of the tail, $q = floor(g r_k)$ its first component,
+$T(B, A) = sum norm(B[:, q:]) norm(A[q:])$ over layers.
 
-    A_k, B_k       steps from the first r_k rows of A and columns of B on loss + lambda T(B, A)
-    r_k    <-  max(r_min, floor(g r_k)) if T(B_k, A_k) < T(B, A) of the received factors, permanently
-    p_k    =   ||P_k||_F / sum over the cohort, over all layers
-    A  <-  sum_k p_k A_k,   B  <-  sum_k p_k B_k, missing components count as 0
-    down and up    r_k (in + out) per layer
+    $A_k, B_k$    steps from the first $r_k$ rows of $A$ and columns of $B$ on loss $+ lambda T(B, A)$
+    $r_k$         $<- max(r_min, q)$ if $T(B_k, A_k) < T(B, A)$ of the received factors, permanently
+    $p_k$         $= norm(P_k)/(sum_i norm(P_i))$, over the cohort and all layers
+    $A$           $<- sum_k p_k A_k$
+    $B$           $<- sum_k p_k B_k$, missing components count as 0
+
+Cost per round: $r_k (d + o)$ numbers per layer down and up, at the pruned rank; the client's training; one sum on the
+server.
 
 Departures:
 1. No code is published. One norm over all layers, and g = 0.99, are as in two re-implementations.

@@ -5,14 +5,16 @@ After: Wu et al., "FIARSE: Model-Heterogeneous Federated Learning via Importance
 
 Symbols: as in `base`.
 
-    i_j    =   ||b_j a_j||_F = ||b_j|| ||a_j||, of the server's factors
-    J_k            the r_k components of every layer with the largest i_j; ties go to the first
-    A_k, B_k       steps from A[J_k], B[:, J_k]; with `others: folded` on the base W0 + s sum over the others of b_j a_j
-    A[j], B[:, j]  <-  the mean over the clients that trained j, weighted by w_k
-    down           R (in + out) per layer; with `others: left_out` r_k (in + out)
-    up             r_k (in + out) per layer
+    $i_j$             $= norm(b_j a_j) = norm(b_j) norm(a_j)$, of the server's factors
+    $J_k$             the $r_k$ components of every layer with the largest $i_j$; ties go to the first
+    $A_k, B_k$        steps from $A[J_k]$, $B[:, J_k]$; with `others: folded` on the base
+                    $W_0 + s sum_(j !in J_k) b_j a_j$
+    $A[j], B[:, j]$   $<-$ the mean over the clients that trained $j$, weighted by $w_k$
 
-In round 0, B is 0, all components are equal, and J_k is the first ones.
+Cost per round: $R (d + o)$ numbers per layer down, with `others: left_out` $r_k (d + o)$; $r_k (d + o)$ up; the
+client's training; one sum on the server.
+
+In round 0, $B$ is 0, all components are equal, and $J_k$ is the first ones.
 
 Departures:
 1. FIARSE selects single elements by one threshold, and its gradient moves them away from the threshold. Here whole

@@ -3,16 +3,19 @@
 Paper: Koo, Jang, Ok, "LoRA-A2: Towards Robust and Efficient LoRA-based Federated Fine-Tuning of Large Language Models",
 ACL 2025, https://arxiv.org/abs/2410.22815.
 
-Symbols: as in `base`; N the number of layers with adapters, t the round, D_k the change of a factor.
+Symbols: as in `base`; $N$ the number of layers with adapters, $t$ the round, $D_k$ the change of a factor.
 
-    t even         B is trained and A frozen; t odd: A is trained and B frozen; B has 5 times the rate of A
-    probing        one epoch gives D_k[i] of component i of each layer, i < R
-    S_k[i] =   ||D_k[i]|| ||the other factor's i-th||, of all R components of all N layers
-    J_k            the r_k N largest S_k over all layers
-    B_k            the client's steps from B, with columns not in J_k unchanged; A_k likewise
-    B  <-  B + sum_k w_k (B_k - B), over all clients; columns that a client did not select count as unchanged
-    down           R out or R in per layer, the factor changed in the last round
-    up             the r_k N selected columns, and an index of 4 bytes each
+    $t$ even      $B$ is trained and $A$ frozen, with 5 times the learning rate
+    $t$ odd       $A$ is trained and $B$ frozen
+    probing     one epoch gives $D_k[i]$ of component $i$ of each layer, $i < R$
+    $S_k[i]$      $= norm(D_k[i])$ times the norm of the other factor's $i$-th, of all $R$ components of all $N$ layers
+    $J_k$         the $r_k N$ largest $S_k$ over all layers
+    $B_k$         the client's steps from $B$, with columns not in $J_k$ unchanged; $A_k$ likewise
+    $B$           $<- B + sum_k w_k (B_k - B)$, over all clients; columns that a client did not select count as
+                unchanged
+
+Cost per round: $R o$ or $R d$ numbers per layer down, the factor changed in the last round; the $r_k N$ selected
+columns up, with an index of 4 bytes each; the client's training and one more epoch; one sum on the server.
 
 Ranks differ between clients, and between the layers of a client.
 

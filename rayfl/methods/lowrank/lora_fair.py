@@ -3,23 +3,26 @@
 Paper: Bian, Wang, Zhang, Xu, "LoRA-FAIR: Federated LoRA Fine-Tuning with Aggregation and Initialization Refinement",
 ICCV 2025, https://arxiv.org/abs/2411.14961.
 
-Symbols: as in `base`; lambda the strength of the correction's regulariser.
+Symbols: as in `base`; $lambda$ the strength of the correction's regulariser, $I$ the identity.
 
-    A_k, B_k       steps from A, B
-    A  <-  sum_k w_k A_k;   Bm = sum_k w_k B_k
-    D      =   argmin of 1 - cos(P*, (Bm + D) A) + lambda ||D||_F, by gradient descent from 0 (`by: cosine`), or
-               argmin of ||P* / s - (Bm + D) A||_F^2 + lambda ||D||_F^2 = (P* / s - Bm A) A^T (A A^T + lambda I)^-1
-               (`by: ridge`)
-    B  <-  Bm + D
-    down and up    r (in + out) per layer
+    $A_k, B_k$    steps from $A$, $B$
+    $A$           $<- sum_k w_k A_k$
+    $bar B$       $= sum_k w_k B_k$
+    $D$           with `by: cosine` argmin of $1 - cos(P, (bar B + D) A) + lambda norm(D)$, by gradient descent from 0;
+                with `by: ridge` argmin of
+                $norm(P/s - (bar B + D) A)^2 + lambda norm(D)^2 = (P/s - bar B A) A^T (A A^T + lambda I)^-1$
+    $B$           $<- bar B + D$
 
-The correction removes only the part of the error within the row space of A.
+Cost per round: $r (d + o)$ numbers per layer down and up, the client's training, sums and the correction per layer on
+the server.
+
+The correction removes only the part of the error within the row space of $A$.
 
 Departures:
 1. `by: ridge` is an extension. Unlike the cosine, least squares depend on the length.
 2. The paper descends at rate 0.01 and does not state the number of steps (`steps`). The norm has no gradient at D = 0,
    the start, so the steps are proximal: they shrink D, and keep it 0 if the cosine is 1.
-3. The paper has one rank. With several ranks, factors and the products in P* are averaged over the holders of a
+3. The paper has one rank. With several ranks, factors and the products in P are averaged over the holders of a
    component.
 4. `server:` optimizers step on the factors before the correction.
 """

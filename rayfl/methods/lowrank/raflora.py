@@ -2,13 +2,17 @@
 
 Paper: Wu et al., "raFLoRA: rank-partitioned aggregation", 2026, https://arxiv.org/abs/2602.13486.
 
-Symbols: as in `base`; 0 < r_(1) < ... < r_(S) the ranks of the population, segment h the components from r_(h-1) to
-r_(h); H_h the weights of all clients with r_k >= r_(h).
+Symbols: as in `base`; $0 < rho_1 < ... < rho_H$ the ranks of the population, segment $h$ the components from
+$rho_(h - 1)$ to $rho_h$; $c_h$ the sum of the weights of all clients with $r_k >= rho_h$.
 
-    A_k, B_k       steps from the first r_k directions
-    P*     =   sum_h sum over k with r_k >= r_(h) of (w_k / H_h) s_k B_k[:, h] A_k[h]
-    A, B           from the singular value decomposition of P*, as FlexLoRA
-    down and up    r_k (in + out) per layer
+    $A_k, B_k$    steps from the first $r_k$ directions
+    $P$           $= sum_h sum_(k: r_k >= rho_h) w_k/c_h s_k B_k[:, h] A_k[h]$
+    $U S V^T$     the singular value decomposition of $P$
+    $B$           $<- U[:, :R] S[:R]/s$
+    $A$           $<- V[:, :R]^T$
+
+Cost per round: $r_k (d + o)$ numbers per layer down and up, the client's training, one decomposition per layer on the
+server.
 
 A round without training does not change the function.
 

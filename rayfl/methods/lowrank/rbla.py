@@ -5,14 +5,15 @@ FLaaS", 2024, https://arxiv.org/abs/2408.08699.
 
 Symbols: as in `base`.
 
-    A_k, B_k       steps from the first r_k rows of A and columns of B
-    A[j]  <-  sum over k with r_k > j of w_k A_k[j]  /  sum over k with r_k > j of w_k;   B[:, j] likewise
-    down and up    r_k (in + out) per layer
+    $A_k, B_k$    steps from the first $r_k$ rows of $A$ and columns of $B$
+    $A[j]$        $<- (sum_(k: r_k > j) w_k A_k[j])/(sum_(k: r_k > j) w_k)$; $B[:, j]$ likewise
+
+Cost per round: $r_k (d + o)$ numbers per layer down and up, the client's training, one sum on the server.
 
 A round without training changes nothing. The rule equals *replication padding* (Byun, Lee, "Towards Federated Low-Rank
 Adaptation of Language Models with Rank Heterogeneity", NAACL 2025, https://arxiv.org/abs/2406.17477), where the server
-fills a client's missing components with their holders' mean m, and then averages over the cohort: with h the weight
-share of the holders, h m + (1 - h) m = m.
+fills a client's missing components with their holders' mean $m$, and then averages over the cohort: with $h$ the weight
+share of the holders, $h m + (1 - h) m = m$.
 
 Departures:
 1. Only the title and this rule of RBLA were available: the holder mean on the rank axis.

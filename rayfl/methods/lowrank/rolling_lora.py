@@ -3,16 +3,18 @@
 After: Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022,
 https://arxiv.org/abs/2212.01548, on the rank axis.
 
-Symbols: as in `base`; t the round.
+Symbols: as in `base`; $t$ the round.
 
-    J_k            components (t + u) mod R for u = 0 .. r_k - 1, of every layer, the same for all clients of a
-                   round up to their r_k
-    A_k, B_k       steps from A[J_k], B[:, J_k]; with `others: folded` on the base W0 + s sum over the others of b_j a_j
-    A[j], B[:, j]  <-  the mean over the clients that trained j, weighted by w_k
-    down           R (in + out) per layer; with `others: left_out` r_k (in + out)
-    up             r_k (in + out) per layer
+    $J_k$             components $(t + u) mod R$ for $u = 0 ... r_k - 1$, of every layer, the same for all clients of a
+                    round up to their $r_k$
+    $A_k, B_k$        steps from $A[J_k]$, $B[:, J_k]$; with `others: folded` on the base
+                    $W_0 + s sum_(j !in J_k) b_j a_j$
+    $A[j], B[:, j]$   $<-$ the mean over the clients that trained $j$, weighted by $w_k$
 
-It is Fed-PLoRA with a deterministic window: in R rounds every client trains every component r_k times.
+Cost per round: $R (d + o)$ numbers per layer down, with `others: left_out` $r_k (d + o)$; $r_k (d + o)$ up; the
+client's training; one sum on the server.
+
+It is Fed-PLoRA with a deterministic window: in $R$ rounds every client trains every component $r_k$ times.
 
 Departures:
 1. FedRolex leaves out everything outside the window: `others: left_out`. An adapter is the sum of its components, so

@@ -3,13 +3,15 @@
 Paper: Chen, Zhou, Zhang, et al., "Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA", NeurIPS
 2025, https://arxiv.org/abs/2502.01755.
 
-Symbols: as in `base`; t the round, counted from 0.
+Symbols: as in `base`; $t$ the round, counted from 0.
 
-    t even         B_k: steps from B, with A frozen;   B  <-  sum_k w_k B_k
-    t odd          A_k: steps from A, with B frozen;   A  <-  sum_k w_k A_k
-    down and up    r_k out or r_k in per layer: half. P* is exact if all ranks are equal
+    $t$ even      $B_k$: steps from $B$, with $A$ frozen; $B <- sum_k w_k B_k$
+    $t$ odd       $A_k$: steps from $A$, with $B$ frozen; $A <- sum_k w_k A_k$
 
-It starts with B, because A has no gradient while B is 0.
+Cost per round: $r_k o$ or $r_k d$ numbers per layer down and up, half of those of FedIT; the client's training; one sum
+on the server. $P$ is exact if all ranks are equal.
+
+It starts with $B$, because $A$ has no gradient while $B$ is 0.
 
 Departures:
 1. The paper has one rank. With several ranks, every component is averaged over its holders.

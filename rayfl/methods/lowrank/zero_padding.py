@@ -5,9 +5,10 @@ Published as the baseline "FedIT, zero-padded" of FLoRA (https://arxiv.org/abs/2
 
 Symbols: as in `base`.
 
-    A_k, B_k       steps from the first r_k rows of A and columns of B
-    A[j]  <-  sum over k with r_k > j of w_k A_k[j]  /  sum over all k of w_k;   B[:, j] likewise
-    down and up    r_k (in + out) per layer
+    $A_k, B_k$    steps from the first $r_k$ rows of $A$ and columns of $B$
+    $A[j]$        $<- (sum_(k: r_k > j) w_k A_k[j])/(sum_k w_k)$; $B[:, j]$ likewise
+
+Cost per round: $r_k (d + o)$ numbers per layer down and up, the client's training, one sum on the server.
 
 A round without training multiplies component j of both factors by the weight share of its holders: with ranks
 2, 2, 4, 8 and equal weights the last four components shrink to 1/4 per round, their product to 1/16.

@@ -20,7 +20,7 @@ from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import ClientState, State, Update
 from rayfl.core.joined import call
-from rayfl.core.net import Net, cached_module
+from rayfl.core.net import Net, cached_module, in_training, stands_for
 from rayfl.core.submodel import Mask, Selection
 from rayfl.core.tensors import Lazy, Params, copied, split_as
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
@@ -127,10 +127,16 @@ class Masked(Method):
         return self.answer(part, visit, self.fit(part, visit))
 
     def part(self, payload: Payload, visit: Visit) -> "Part":
-        """Return the client's held elements as a trainable module. It is built on a cached module: use it only until
-        the client answers."""
-        module = cached_module(visit.net, visit.data.device).train()
-        return Part(module, payload["params"], cast(Mask, visit.selection))
+        """Return the client's held elements as a trainable module. All clients of the selection use it, one after
+        another: use it only until the client answers."""
+        module, mask = in_training(cached_module(visit.net, visit.data.device)), cast(Mask, visit.selection)
+        if not _last or _last[0].mask is not mask or _last[0].module is not module:
+            _last[:] = [self.new_part(module, mask, payload)]
+        return _last[0].start(payload["params"])
+
+    def new_part(self, module: nn.Module, mask: Mask, payload: Payload) -> "Part":
+        """Return the module of a selection's clients."""
+        return Part(module, mask, payload)
 
     def answer(self, part: "Part", visit: Visit, metrics: dict[str, float]) -> Update:
         """Return the client's weighted elements.
@@ -184,21 +190,33 @@ class Part(nn.Module):
     """Network with only the client's held elements: [B, ...] -> logits. Its only parameter is the vector [k] of these
     elements, tensor by tensor; all others are and stay 0."""
 
-    def __init__(self, module: nn.Module, held: Params, mask: Mask):
-        """Build on `module`, whose own parameter values are not used."""
+    def __init__(self, module: nn.Module, mask: Mask, payload: Payload):
+        """Build on a `cached_module`, whose own parameter values are not used, for clients with such a payload."""
         super().__init__()
-        device = next(module.parameters()).device
-        self.mask, self.held = mask, held
+        self.mask, self.held = mask, payload["params"]
+        # not a submodule, whose own parameters would be trained
+        self.run = functools.partial(call, module)
         self.blank = [t.detach() for t in module.parameters()]
         ends = itertools.accumulate((t.numel() for t in self.blank), initial=0)
         starts = dict(zip(mask.net.layout.shapes, ends, strict=False))
-        self.places = torch.cat([start + self._places(name) for name, start in starts.items()]).to(device)
-        self.vector = nn.Parameter(torch.cat([held[name].reshape(-1) for name in starts]).to(device, copy=True))
-        # not a submodule, whose own parameters would be trained
-        self.run = functools.partial(call, module)
+        self.places = torch.cat([start + self._places(name) for name, start in starts.items()]).to(self.blank[0].device)
+        self.zeros = self.blank[0].new_zeros(sum(t.numel() for t in self.blank) if mask.places else 0)
+        self.vector = nn.Parameter(self.zeros.new_empty(len(self.places)))
+        stands_for(self, mask.net)
+
+    @property
+    def module(self) -> nn.Module:
+        """The network."""
+        return self.run.args[0]
 
     def _places(self, name: str) -> torch.Tensor:
         return self.mask.places[name] if name in self.mask.places else torch.arange(self.held[name].numel())
+
+    @torch.no_grad()
+    def start(self, held: Params) -> Self:
+        """Start a client with these elements."""
+        self.vector.copy_(torch.cat([held[name].reshape(-1) for name in self.mask.net.layout.shapes]))
+        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.run_with(self.vector, x)
@@ -206,8 +224,7 @@ class Part(nn.Module):
     def run_with(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the logits with `vector` [k] in place of the parameter."""
         if self.mask.places:
-            size = sum(t.numel() for t in self.blank)
-            vector = vector.new_zeros(size).index_copy_(0, self.places, vector)
+            vector = self.zeros.index_copy(0, self.places, vector)
         return self.run(dict(zip(self.mask.net.layout.shapes, split_as(vector, self.blank), strict=True)), x)
 
     @property
@@ -226,3 +243,7 @@ class Part(nn.Module):
         weights = {name: len(t) for name, t in self.mask.places.items() if name.endswith(".weight")}
         shapes = self.mask.net.layout.shapes
         return {name.removesuffix(".weight"): n / math.prod(shapes[name]) for name, n in weights.items()}
+
+
+_last: list[Part] = []
+"""The part that clients of this process trained last."""

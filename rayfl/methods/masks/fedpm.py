@@ -3,20 +3,27 @@
 Paper: Isik, Pase, Gunduz, Weissman, Zorzi, "Sparse Random Networks for Communication-Efficient Federated Learning",
 ICLR 2023, https://arxiv.org/abs/2209.15328 (code: BerivanIsik/sparse-random-networks).
 
-Symbols: w the n frozen weights, theta the global probabilities, s_k the scores of client k, m ~ Bern(theta) a mask of
-0 and 1, K the clients that answer, N the population, eps = 0.01.
+Symbols: $w$ the $n$ frozen weights, $theta$ the global probabilities, $s_k$ the scores of client $k$, $m ~ Bern(theta)$
+a mask of 0 and 1, $L$ the loss, $K$ the clients that answer, $N$ the population, $epsilon = 0.01$.
 
-    w          -c or c, each with probability 1/2, for every convolution and linear layer and its bias; drawn once
-               from the run's seed by server and clients, never sent; c = sqrt(2 / fan_in) of the layer
-    theta      sigmoid(N(0, 1)) at first
-    s_k    =   logit(theta); every step draws m ~ Bern(sigmoid(s_k)) anew, runs the network with m w, and takes
-               dL/ds = dL/dm sigmoid(s) (1 - sigmoid(s)), dL/dm = w dL/d(m w)
-    m_k    ~   Bern(sigmoid(s_k)), one draw, goes up in n H(p) + log2(n) bits, p its share of ones (core/bitcodes.py)
-    alpha <-   alpha + sum_k m_k;   beta <- beta + sum_k (1 - m_k);   both 1 wherever the prior is reset
-    theta  =   (alpha - 1) / (alpha + beta - 2), kept within [eps, 1 - eps]
+    $w$           $-c$ or $c$, each with probability 1/2, for every convolution and linear layer and its bias; drawn
+                once from the run's seed by server and clients, never sent; $c = sqrt(2/f)$ with $f$ the inputs of the
+                layer's neurons
+    $theta$       $= sigmoid(N(0, 1))$ at first
+    $s_k$         $= logit(theta)$ at first; every step draws $m ~ Bern(sigmoid(s_k))$ anew, runs the network with
+                $m w$, and takes the gradient:
+                $grad_s L = grad_m L sigmoid(s) (1 - sigmoid(s))$ with $grad_m L = w grad_(m w) L$
+    $m_k$         $~ Bern(sigmoid(s_k))$, one draw, sent in $n H(p) + log_2(n)$ bits, $p$ its share of ones
+                (core/bitcodes.py)
+    $alpha$       $<- alpha + sum_k m_k$;
+                $beta <- beta + sum_k (1 - m_k)$; both 1 wherever the prior is reset
+    $theta$       $= (alpha - 1)/(alpha + beta - 2)$, kept within $[epsilon, 1 - epsilon]$
 
-With a reset in every round theta is the mean of the received masks. Clients are sent n float32 probabilities. Devices
-run m w with one draw m ~ Bern(theta), the same for all.
+Cost per round: $n$ float32 probabilities down, at most about one bit per weight up; the client's training, one draw of
+a mask per step; one sum on the server.
+
+With a reset in every round $theta$ is the mean of the received masks. Devices run $m w$ with one draw
+$m ~ Bern(theta)$, the same for all.
 
     >>> from rayfl.methods import METHODS
     >>> alpha, beta = torch.tensor([3.0, 4.0]), torch.tensor([2.0, 1.0])  # masks (1, 1), (0, 1), (1, 1)

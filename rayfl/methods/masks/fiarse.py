@@ -3,18 +3,22 @@
 Paper: Wu, Wang, Wang, Liu, Su, Gao, "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel
 Extraction", NeurIPS 2024, https://arxiv.org/abs/2407.19389.
 
-Symbols: x the global parameters, g_k a client's capacity, d the number of maskable elements, F_k client k's loss.
+Symbols: $x$ the global parameters, $g_k$ a client's capacity, $d$ the number of maskable elements, $F_k$ client $k$'s
+loss.
 
-    theta_k  =  the floor(g_k d)-th largest |x|                                                     (section 3.1)
-    S_k         the elements of |x| >= theta_k, and everything that is not maskable
-    M(w)     =  1 where |w| >= theta_k, else 0
-    y_k         SGD from w = S_k x, theta_k fixed, each step on the gradient
-                F_k'(w M(w)) M(w) [1 + 2 theta_k |w| / (|w| + theta_k)^2]                           (Eq. 3, TCB-GD)
-    x  <-    sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged                                   (Eq. 12, eta_s = 1)
+    $theta_k$     the $floor(g_k d)$-th largest $|x|$ (section 3.1)
+    $S_k$         the elements with $|x| >= theta_k$, and everything that is not maskable
+    $M(w)$        1 where $|w| >= theta_k$, otherwise 0
+    $y_k$         SGD from $w = S_k x$, $theta_k$ fixed, each step on the gradient (Eq. 3, TCB-GD);
+                $F_k'(w M(w)) M(w) [1 + (2 theta_k |w|)/(|w| + theta_k)^2]$
+    $x$           $<- (sum_k S_k^T y_k)/(sum_k S_k^T 1)$, elsewhere unchanged (Eq. 12, $eta_s = 1$)
 
-The bracket is the product rule for w M(w), with the derivative of the hard mask replaced by that of the probability to
-be kept, p = (|w| - theta) / (|w| + theta), which is 0 at the threshold and 1 far above it (Appendix B). The bracket
-falls from 1.5 at the threshold to 1. An element that falls below theta_k counts as 0 for the rest of the round; the
+Cost per round: the elements of $S_k$, their positions and $theta_k$ down, the elements up; the client's training, whose
+operations are counted by density; one sum on the server.
+
+The bracket is the product rule for $w M(w)$, with the derivative of the hard mask replaced by that of the probability
+to be kept, $p = (|w| - theta)/(|w| + theta)$, which is 0 at the threshold and 1 far above it (Appendix B). The bracket
+falls from 1.5 at the threshold to 1. An element that falls below $theta_k$ counts as 0 for the rest of the round; the
 client sends the value below the threshold.
 
     >>> import torch
@@ -48,7 +52,6 @@ from torch import nn
 
 from rayfl.core.fold import State, Update
 from rayfl.core.submodel import Mask, Selection
-from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.masks.base import Largest, Masked, Part
 
@@ -68,22 +71,25 @@ class FIARSE(Masked):
             payload["thresholds"] = cast(Largest, places).thresholds
         return payload
 
+    def new_part(self, module: nn.Module, mask: Mask, payload: Payload) -> Part:
+        return Above(module, mask, payload)
+
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        part = self.part(payload, visit)
-        above = Above(part, payload.get("thresholds", {}))
-        freezes = self.mask_update and self.task.training.moves_at_rest
+        part = cast(Above, self.part(payload, visit))
+        freezes, before = self.mask_update and self.task.training.moves_at_rest, part.vector.detach()
 
         def adjust(module: nn.Module) -> None:
+            nonlocal before
             if self.biased_term:
-                above.scale_gradients()
+                part.scale_gradients()
             if freezes:
-                above.remember()
+                before = part.vector.detach().clone()
 
         def project(module: nn.Module) -> None:
             if freezes:
-                above.restore()
+                part.restore(before)
 
-        update = self.answer(part, visit, self.fit(above, visit, adjust=adjust, project=project))
+        update = self.answer(part, visit, self.fit(part, visit, adjust=adjust, project=project))
         if self.count == "nonzero":
             for name, t in part.params.items():
                 changed = (t.cpu() != payload["params"][name]).float()
@@ -92,38 +98,34 @@ class FIARSE(Masked):
         return update
 
 
-class Above(nn.Module):
+class Above(Part):
     """Client's part with elements below the threshold set to 0, w M(w). M is computed anew at every step."""
 
-    def __init__(self, part: Part, thresholds: Params):
-        """Build with the thresholds [] of the masked tensors, by name."""
-        super().__init__()
-        self.part = part
-        none = torch.zeros(())
-        each = [thresholds.get(name, none).expand(t.numel()) for name, t in part.params.items()]
-        self.thresholds = torch.cat(each).to(part.vector)
+    def __init__(self, module: nn.Module, mask: Mask, payload: Payload):
+        super().__init__(module, mask, payload)
+        thresholds, none = payload.get("thresholds", {}), torch.zeros(())
+        each = [thresholds.get(name, none).expand(self.held[name].numel()) for name in mask.net.layout.shapes]
+        self.thresholds = torch.cat(each).to(self.vector)
         """Threshold of every element [k]. 0: none, and no bracket."""
         self.of_bracket = self.thresholds.masked_fill(self.thresholds == 0, torch.inf)
-        self.kept = self.before = part.vector.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        w = self.part.vector
-        self.kept = w.detach().abs() >= self.thresholds
-        return self.part.run_with(torch.where(self.kept, w, 0.0), x)
+        return self.run_with(torch.where(self.kept(self.vector.detach()), self.vector, 0.0), x)
+
+    def kept(self, w: torch.Tensor) -> torch.Tensor:
+        """Return M(w), [k] bool."""
+        return w.abs() >= self.thresholds
 
     def scale_gradients(self) -> None:
         """Multiply the gradients, which are 0 below the threshold, by the bracket of Eq. 3."""
-        w = self.part.vector
+        w = self.vector
         if w.grad is not None:
             w.grad.mul_(bracket(w.detach(), self.of_bracket))
 
-    def remember(self) -> None:
-        self.before = self.part.vector.detach().clone()
-
-    def restore(self) -> None:
-        """Restore the values of the elements that were below the threshold in the step."""
-        w = self.part.vector.detach()
-        w.copy_(torch.where(self.kept, w, self.before))
+    def restore(self, before: torch.Tensor) -> None:
+        """Restore the values [k] of the elements that were below the threshold before the step."""
+        w = self.vector.detach()
+        w.copy_(torch.where(self.kept(before), w, before))
 
 
 def bracket(w: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,15 @@ Dynamic Heterogeneous Models Reduction", NeurIPS 2023, https://arxiv.org/abs/231
 "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction", NeurIPS 2024,
 https://arxiv.org/abs/2407.19389 (Tables 6, 7).
 
-Symbols: x the global parameters, g_k a client's capacity, d the number of maskable elements.
+Symbols: $x$ the global parameters, $g_k$ a client's capacity, $d$ the number of maskable elements.
 
-    theta_k  =  the floor(g_k d)-th largest |x|
-    S_k         the elements of |x| >= theta_k, and everything that is not maskable
-    y_k         SGD from S_k x, with 0 elsewhere
-    x  <-    sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged
+    $theta_k$     the $floor(g_k d)$-th largest $|x|$
+    $S_k$         the elements with $|x| >= theta_k$, and everything that is not maskable
+    $y_k$         SGD from $S_k x$, with 0 elsewhere
+    $x$           $<- (sum_k S_k^T y_k)/(sum_k S_k^T 1)$, elsewhere unchanged
+
+Cost per round: the elements of $S_k$ and their positions down, the elements up; the client's training, whose operations
+are counted by density; one sum on the server.
 
 The minimum coverage index, the number of clients that hold the least covered element, is the metric `full_clients`.
 

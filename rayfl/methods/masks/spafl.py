@@ -4,16 +4,21 @@ Paper: Kim, Saad, Debbah, Hong, "SpaFL: Communication-Efficient Federated Learni
 Computational Overhead", NeurIPS 2024, https://arxiv.org/abs/2406.00431 (Algorithm 1; code:
 news-vt/SpaFL_NeruIPS_2024).
 
-Symbols: w_i the n weights of a filter or neuron i (a row), tau_i its threshold, mu_i the mean of |w_i|, S the unit
-step, g_i the gradient of the loss by the pruned weights, t the round, eta the learning rate, alpha the regularisation.
+Symbols: $w_i$ the $n$ weights of a filter or neuron $i$ (a row), $tau_i$ its threshold, $mu_i$ the mean of $|w_i|$, $S$
+the unit step, $g_i$ the gradient of the loss by the pruned weights, $t$ the round, $eta$ the learning rate, $alpha$ the
+regularisation.
 
-    p_i      =   S(mu_i - tau_i);   a client runs w~_i = p_i w_i (Eq. 1)
-    tau_i   <-   the server's tau_i(t)
-    w_i     <-   w_i - (tau_i(t) - tau_i(t - 1)) / n  sgn(sum_j w_ij) (Eq. 13)
-    E epochs of SGD, on all w and tau together:
-    w_i     <-   w_i - eta p_i g_i (Eq. 3)
-    tau_i   <-   tau_i + eta (sum_j g_ij w_ij + alpha exp(-tau_i)) (Eqs. 4 to 6, 8, 9), the sum over pruned rows too
-    tau(t+1) =   the mean of the cohort's tau (Eq. 7)
+    $p_i$          $= S(mu_i - tau_i)$; a client runs $tilde w_i = p_i w_i$ (Eq. 1)
+    $tau_i$        $<- tau_i(t)$ of the server
+    $w_i$          $<- w_i - (tau_i(t) - tau_i(t - 1))/n sgn(sum_j w_(i j))$ (Eq. 13)
+    training     $E$ epochs of SGD, on all $w$ and $tau$ together:
+                 $w_i <- w_i - eta p_i g_i$ (Eq. 3);
+                 $tau_i <- tau_i + eta (sum_j g_(i j) w_(i j) + alpha exp(-tau_i))$ (Eqs. 4 to 6, 8, 9), the sum over
+                 pruned rows too
+    $tau(t + 1)$   the mean of the cohort's $tau$ (Eq. 7)
+
+Cost per round: the thresholds down and up, one number per filter or neuron; the client's training of weights and
+thresholds; one sum on the server.
 
 Weights never leave their client. All clients start from the same weights and from thresholds 0. A client is evaluated
 with the thresholds of the end of its own training.

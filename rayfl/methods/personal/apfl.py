@@ -4,17 +4,20 @@ Paper: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, 
 MLOPTPSU/FedTorch, comms/trainings/federated/apfl.py). Of its text, the abstract could be read. The steps of w_k and v_k
 below are those of litian96/ditto (flearn/trainers_MTL/apfl.py); that of alpha_k is FedTorch's.
 
-Symbols: f_k client k's loss on a batch, w_k its copy of the global network w, v_k its own, alpha_k its share, eta the
-learning rate.
+Symbols: $f_k$ client $k$'s loss on a batch, $w_k$ its copy of the global network $w$, $v_k$ its own, $alpha_k$ its
+share, $eta$ the learning rate, $A$ the cohort.
 
-    m_k          =   alpha_k v_k + (1 - alpha_k) w_k, the network that the client uses
-    each step:   w_k  <-  w_k - eta grad f_k(w_k);    v_k  <-  v_k - eta alpha_k grad f_k(m_k), m_k before both steps
-    first step of a round, with `adaptive`:
-                 alpha_k  <-  alpha_k - eta (<v_k - w_k, grad f_k(m_k)> + 0.02 alpha_k), within 0 ... 1
-    w           <-   sum_k w_k / sum_k 1 over the cohort; w_k = w at the start of a round
+    $m_k$         $= alpha_k v_k + (1 - alpha_k) w_k$, the network that the client uses
+    each step   $w_k <- w_k - eta grad f_k(w_k)$;
+                $v_k <- v_k - eta alpha_k grad f_k(m_k)$, $m_k$ before both steps
+    $alpha_k$     with `adaptive`, in the first step of a round, within 0 ... 1:
+                $<- alpha_k - eta ((v_k - w_k)^T grad f_k(m_k) + 0.02 alpha_k)$
+    $w$           $<- 1/|A| sum_(k in A) w_k$; $w_k = w$ at the start of a round
 
-w travels down and up, as in FedAvg. alpha = 0: m_k is FedAvg's local network, and v_k does not train. alpha = 1 without
-`adaptive`: clients train alone.
+Cost per round: $w$ down and up, as in FedAvg; the training of two networks; one sum on the server.
+
+$alpha = 0$: $m_k$ is FedAvg's local network, and $v_k$ does not train. $alpha = 1$ without `adaptive`: clients train
+alone.
 
 Departures:
 1. FedTorch mixes the outputs of the two networks, not their parameters, which needs both on a device and equals m_k for

@@ -4,13 +4,16 @@ Paper: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Throug
 https://arxiv.org/abs/2012.04221. Of its text, the abstract could be read; the algorithm is that of the code
 (litian96/ditto, flearn/trainers_MTL/ditto.py), with which TsingZ0/PFLlib (clientditto.py) agrees.
 
-Symbols: F_k client k's loss, w the global network, v_k client k's own network, lambda `lam`.
+Symbols: $F_k$ client $k$'s loss, $w$ the global network, $v_k$ client $k$'s own network, $lambda$ `lam`, $A$ the
+cohort.
 
-    a client    w_k  =  SGD from w on F_k
-                v_k  =  SGD from v_k on h_k(v) = F_k(v) + lambda / 2 |v - w|^2, w as it was received
-    w          <-  sum_k w_k / sum_k 1 over the cohort
+    $w_k$         SGD from $w$ on $F_k$
+    $v_k$         SGD from $v_k$ on $h_k(v) = F_k(v) + lambda/2 |v - w|^2$, $w$ as it was received
+    $w$           $<- 1/|A| sum_(k in A) w_k$
 
-w travels down and up, as in FedAvg. lambda = 0: clients train alone; a large lambda: v_k is near w.
+Cost per round: $w$ down and up, as in FedAvg; the training of two networks; one sum on the server.
+
+$lambda = 0$: clients train alone; a large $lambda$: $v_k$ is near $w$.
 
 Departures:
 1. v_k starts as the first w that the client receives; in the code, as the start of w. Both are equal for clients of the

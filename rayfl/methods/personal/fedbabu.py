@@ -4,13 +4,14 @@ Paper: Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Imag
 https://arxiv.org/abs/2106.06042. Of its text, the abstract could be read; the algorithm is that of the code
 (jhoon-oh/FedBABU, main_fed.py with `--local_upt_part body --aggr_part body`; fine-tuning in analysis.ipynb).
 
-Symbols: B the body, H the head, both drawn by the server.
+Symbols: $B$ the body, $H$ the head, both drawn by the server, $A$ the cohort.
 
-    a client    B_k          =  SGD on B alone from (B, H) on its own data
-                its network  =  SGD from (B, H) on H (`tuned: head`) or on both (`all`), `tuning_epochs` passes
-    B          <-  sum_k B_k / sum_k 1 over the cohort
+    $B_k$                SGD on $B$ alone from $(B, H)$ on client $k$'s data
+    client's network   SGD from $(B, H)$ on $H$ (`tuned: head`) or on both (`all`), `tuning_epochs` passes
+    $B$                  $<- 1/|A| sum_(k in A) B_k$
 
-B travels down and up; H travels down once per client.
+Cost per round: $B$ down and up, $H$ down once per client; the client's training and its fine-tuning; one sum on the
+server.
 
 Departures:
 1. The authors fine-tune the final global network on every client. Here a client does this in each of its rounds, with

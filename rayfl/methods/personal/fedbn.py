@@ -4,12 +4,12 @@ Paper: Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Featur
 2021, https://arxiv.org/abs/2102.07623. Of its text, the abstract could be read; the algorithm is that of the code
 (med-air/FedBN, federated/fed_digits.py, `communication`).
 
-Symbols: w the parameters outside norms, b_k client k's scales and shifts of its batch norms.
+Symbols: $w$ the parameters outside norms, $b_k$ client $k$'s scales and shifts of its batch norms, $A$ the cohort.
 
-    a client    (w_k, b_k)  =  SGD from (w, b_k) on its own data, all layers together
-    w          <-  sum_k w_k / sum_k 1 over the cohort
+    $(w_k, b_k)$   SGD from $(w, b_k)$ on client $k$'s data, all layers together
+    $w$            $<- 1/|A| sum_(k in A) w_k$
 
-w travels down and up; the start of b_k travels down once per client.
+Cost per round: $w$ down and up, the start of $b_k$ down once per client; the client's training; one sum on the server.
 
 Departures:
 1. Clients have no running statistics in training. Those of a client's network are collected on its own training data

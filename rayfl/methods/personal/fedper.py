@@ -5,12 +5,12 @@ https://arxiv.org/abs/1912.00818. Its text could not be read for this file: the 
 the option `--alg fedper` of FedRep's code (lgcollins/FedRep, main_fedrep.py), of FedBABU's code (jhoon-oh/FedBABU,
 main_fed.py: update full, aggregate body), and of TsingZ0/PFLlib (clientper.py), which agree but for the weights.
 
-Symbols: B the base layers, P_k client k's personalisation layers, n_k its number of samples.
+Symbols: $B$ the base layers, $P_k$ client $k$'s personalisation layers, $n_k$ its number of samples.
 
-    a client    (B_k, P_k)  =  SGD from (B, P_k) on its own data, all layers together
-    B          <-  sum_k n_k B_k / sum_k n_k over the cohort
+    $(B_k, P_k)$   SGD from $(B, P_k)$ on client $k$'s data, all layers together
+    $B$            $<- (sum_k n_k B_k)/(sum_k n_k)$ over the cohort
 
-B travels down and up; the start of P_k travels down once per client.
+Cost per round: $B$ down and up, the start of $P_k$ down once per client; the client's training; one sum on the server.
 
 Departures:
 1. All P_k start equal, as in the three codes.

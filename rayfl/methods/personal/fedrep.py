@@ -4,13 +4,14 @@ Paper: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representation
 ICML 2021, https://arxiv.org/abs/2102.07078. Of its text, the abstract could be read; the algorithm is that of the code
 (lgcollins/FedRep, main_fedrep.py and models/Update.py, `--alg fedrep`).
 
-Symbols: phi the representation, h_k client k's head, n_k its number of samples.
+Symbols: $phi$ the representation, $h_k$ client $k$'s head, $n_k$ its number of samples, $w_k$ its weight, $n_k$ or 1.
 
-    a client    h_k    =  SGD on h_k alone from (phi, h_k), `head_epochs` passes over its data
-                phi_k  =  SGD on phi alone from (phi, h_k), with the new h_k; the training of a round
-    phi        <-  sum_k w_k phi_k / sum_k w_k over the cohort, w_k = n_k or 1
+    $h_k$         SGD on $h_k$ alone from $(phi, h_k)$, `head_epochs` passes over its data
+    $phi_k$       SGD on $phi$ alone from $(phi, h_k)$, with the new $h_k$; the training of a round
+    $phi$         $<- (sum_k w_k phi_k)/(sum_k w_k)$ over the cohort
 
-phi travels down and up; the start of h_k travels down once per client.
+Cost per round: $phi$ down and up, the start of $h_k$ down once per client; the client's training, before it that of the
+head; one sum on the server.
 
 Departures:
 1. The code has one number of local epochs for both parts, `local_ep`, of which the last `local_rep_ep` train phi. Here

@@ -3,11 +3,14 @@
 Paper: Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
 NeurIPS 2019 workshop on federated learning, https://arxiv.org/abs/2001.01523 (Algorithm 1; code: pliang279/LG-FedAvg).
 
-Symbols: theta_g the shared layers, theta_k client k's own layers.
+Symbols: $theta_g$ the shared layers, $theta_k$ client $k$'s own layers, $A$ the cohort.
 
-    theta_k, theta_g   start from a network trained by FedAvg (`warmup` rounds), equal for all clients
-    a client           (theta_k, y_k)  =  SGD on its own data from (theta_k, theta_g), all layers together
-    theta_g            <-  sum_k y_k / sum_k 1 over the cohort, used by all clients
+    $theta_k, theta_g$   start from a network trained by FedAvg (`warmup` rounds), equal for all clients
+    $(theta_k, y_k)$     SGD on client $k$'s data from $(theta_k, theta_g)$, all layers together
+    $theta_g$            $<- 1/|A| sum_(k in A) y_k$, used by all clients
+
+Cost per round: $theta_g$ down and up, the start of $theta_k$ down once per client; the client's training; one sum on
+the server.
 
 The authors' splits, as `shared`:
 

@@ -4,15 +4,17 @@ Paper: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelope
 https://arxiv.org/abs/2006.08848. Of its text, the abstract could be read; the algorithm is that of the code
 (CharlieDinh/pFedMe, FLAlgorithms/users/userpFedMe.py and servers/serverbase.py).
 
-Symbols: f_k client k's loss on a batch, w the global network, w_k a client's copy of it, theta_k its own network,
-lambda `lam`, K `inner_steps`, n_k its number of samples.
+Symbols: $f_k$ client $k$'s loss on a batch, $w$ the global network, $w_k$ a client's copy of it, $theta_k$ its own
+network, $lambda$ `lam`, $K$ `inner_steps`, $eta$ `eta`, $l$ the learning rate, $n_k$ its number of samples.
 
-    start of a round:     w_k = theta_k = w
-    a batch, K times:     theta_k  <-  theta_k - lr (grad f_k(theta_k) + lambda (theta_k - w_k)), all on this batch
-             then:        w_k      <-  w_k - eta lambda (w_k - theta_k)
-    the server:           w        <-  w + beta (sum_k n_k w_k / sum_k n_k - w) over the cohort
+    start       of a round: $w_k = theta_k = w$
+    $theta_k$     $<- theta_k - l (grad f_k(theta_k) + lambda (theta_k - w_k))$, $K$ times on every batch
+    $w_k$         $<- w_k - eta lambda (w_k - theta_k)$, after them
+    $w$           $<- w + beta ((sum_k n_k w_k)/(sum_k n_k) - w)$ over the cohort
 
-w travels down and up, as in FedAvg. lr lambda must be less than 2, or the steps of theta_k diverge.
+Cost per round: $w$ down and up, as in FedAvg; $K$ passes per batch; one sum on the server.
+
+$l lambda$ must be less than 2, or the steps of $theta_k$ diverge.
 
 Departures:
 1. `training.lr` is the code's `personal_learning_rate`, `eta` its `learning_rate`; `training.steps` is its

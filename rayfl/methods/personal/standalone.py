@@ -3,7 +3,12 @@
 The lower baseline of personalised federated learning, as in Liang et al., https://arxiv.org/abs/2001.01523 (the row
 "local"), from which HeteroFL's tables take it.
 
-    x_k  =  SGD from x_k on client k's data;    x_k starts as the first channels of one network, drawn from the seed
+Symbols: $x_k$ client $k$'s network.
+
+    $x_k$         starts as the first channels of one network, drawn from the seed
+    $x_k$         $<-$ SGD from $x_k$ on client $k$'s data
+
+Cost per round: nothing down or up, the client's training, nothing on the server.
 
 Departures:
 1. A client trains only in the rounds in which it is sampled, so that all methods have the same budget.

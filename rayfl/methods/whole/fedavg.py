@@ -3,7 +3,12 @@
 Paper: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 AISTATS 2017, https://arxiv.org/abs/1602.05629 (Algorithm 1).
 
-    y_k  =  SGD from x on client k's data;    x  <-  sum_k n_k y_k / sum_k n_k
+Symbols: $x$ the global parameters, $n_k$ client $k$'s number of samples.
+
+    $y_k$         SGD from $x$ on client $k$'s data
+    $x$           $<- (sum_k n_k y_k)/(sum_k n_k)$
+
+Cost per round: the network down and up, the client's training, one sum on the server.
 
 In a heterogeneous population it is the upper and the lower reference (HeteroFL's rows a ... e, FedRolex Table 2).
 `size: largest`: every client trains the largest network, whatever its capacity; real devices could not.

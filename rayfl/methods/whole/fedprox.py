@@ -3,11 +3,14 @@
 Paper: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020,
 https://arxiv.org/abs/1812.06127 (Algorithm 2).
 
-Symbols: F_k client k's loss, n_k its number of samples, x the parameters it received, E the epochs per round.
+Symbols: $F_k$ client $k$'s loss, $n_k$ its number of samples, $x$ the parameters it received, $E$ the epochs per round.
 
-    h_k(w)  =  F_k(w) + mu / 2 |w - x|^2
-    y_k     =  SGD from x on h_k, every gradient + mu (w - x), for E epochs; a straggler: 1 ... E, uniform
-    x      <-  sum_k n_k y_k / sum_k n_k
+    $h_k(w)$      $= F_k(w) + mu/2 |w - x|^2$
+    $y_k$         SGD from $x$ on $h_k$, every gradient $+ mu (w - x)$, for $E$ epochs; a straggler: $1 ... E$ epochs,
+                uniformly drawn
+    $x$           $<- (sum_k n_k y_k)/(sum_k n_k)$
+
+Cost per round: the network down and up, the client's training, one sum on the server.
 
 Departures:
 1. Cohorts are uniform and the mean is weighted by samples, as in the authors' code. Algorithm 2 draws client k with

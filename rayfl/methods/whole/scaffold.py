@@ -3,16 +3,18 @@
 Paper: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 https://arxiv.org/abs/1910.06378 (Algorithm 1).
 
-Symbols: x the global parameters, c the server's variate, c_k client k's, both initially zero; g_k a gradient of
-its loss, K its steps per round, M the number of clients, A the clients of a round.
+Symbols: $x$ the global parameters, $c$ the server's variate, $c_k$ client $k$'s, both initially zero; $g_k$ a gradient
+of its loss, $K$ its steps per round, $eta$ the learning rate, $M$ the number of clients, $A$ the clients of a round.
 
-    y_k     =  K steps from x of  y <- y - lr (g_k(y) + c - c_k)
-    c_k+    =  option I: the gradient of k's loss at x
-               option II: c_k - c + (x - y_k) / (K lr), which is the mean of the K gradients g_k(y)
-    x      <-  x + eta_g mean_A (y_k - x), with eta_g = 1, or `server: {optimizer: sgd, lr: eta_g}`
-    c      <-  c + 1/M sum_A (c_k+ - c_k): the mean of all clients' variates
+    $y_k$         $K$ steps from $x$ of $y <- y - eta (g_k(y) + c - c_k)$
+    $c_k^+$       option I: the gradient of $k$'s loss at $x$;
+                option II: $c_k - c + (x - y_k)/(K eta)$, which is the mean of the $K$ gradients $g_k(y)$
+    $x$           $<- x + eta_g 1/|A| sum_(k in A) (y_k - x)$ with $eta_g = 1$, or `server: {optimizer: sgd, lr: eta_g}`
+    $c$           $<- c + 1/M sum_(k in A) (c_k^+ - c_k)$, the mean of all clients' variates
+    $c_k$         $<- c_k^+$
 
-Clients receive x and c and send y_k and c_k+ - c_k: twice the traffic of FedAvg.
+Cost per round: $x$ and $c$ down, $y_k$ and $c_k^+ - c_k$ up, twice the bytes of FedAvg; the client's training, with
+option I one more pass over its data; two sums on the server.
 
 Departures:
 1. Option II averages the K gradients. With plain SGD this equals the paper's difference; with momentum, weight decay

@@ -5,18 +5,20 @@ Resource-Constrained AIoT Systems", DAC 2024, https://arxiv.org/abs/2311.13166. 
 code (https://github.com/mastlab-T3S/AdaptiveFL: `Training_AdaptiveFL.py`, `HeteroClients.py`, `Fed.py`, `vgg.py`),
 which the equations follow.
 
-Symbols: K the width of an axis in the server's network of L layers, r the width of a capacity, I the first cut layer,
-n_k a client's number of samples, x the global parameters.
+Symbols: $K$ the width of an axis in the server's network of $L$ layers, $r$ the width of a capacity, $I$ the first cut
+layer, $n_k$ a client's number of samples, $x$ the global parameters.
 
-    N(r, I)        all positions of the first I axes, and positions 0 .. ceil(r K) - 1 of the others (`make_layers`)
-    pool           N(r, I) for every capacity below the server's and every I in `starts`, by r, then by I; then the
-                   server's network (`get_model_list`: 2 x 3 + 1 networks)
-    d_k            uniform draw from the pool, for every client and round (`ration_users`)
-    S_k            d_k if it fits, otherwise the largest network of the pool that fits (`HeteroClients.train`)
-    y_k            SGD from S_k x on cross-entropy
-    x  <-  sum_k n_k S_k^T y_k / sum_k n_k S_k^T 1, elsewhere unchanged (`Aggregation_AdaptiveFL`)
+    $N(r, I)$     all positions of the first $I$ axes, and positions $0 ... ceil(r K) - 1$ of the others (`make_layers`)
+    pool        $N(r, I)$ for every capacity below the server's and every $I$ in `starts`, by $r$, then by $I$; then the
+                server's network (`get_model_list`: 2 x 3 + 1 networks)
+    $d_k$         uniform draw from the pool, for every client and round (`ration_users`)
+    $S_k$         $d_k$ if it fits, otherwise the largest network of the pool that fits (`HeteroClients.train`)
+    $y_k$         SGD from $S_k x$ on cross-entropy
+    $x$           $<- (sum_k n_k S_k^T y_k)/(sum_k n_k S_k^T 1)$, elsewhere unchanged (`Aggregation_AdaptiveFL`)
 
-Networks of a capacity fit its clients and all larger ones. Down and up: S_k.
+Cost per round: $S_k x$ down and $y_k$ up, the client's training, one sum on the server.
+
+Networks of a capacity fit its clients and all larger ones.
 
 Departures:
 1. The paper chooses the client for each d_k by reinforcement learning, because its server does not know what clients

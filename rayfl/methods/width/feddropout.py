@@ -4,11 +4,15 @@ Paper: Caldas, Konecny, McMahan, Talwalkar, "Expanding the Reach of Federated Le
 Requirements", 2018, https://arxiv.org/abs/1812.07210. With subsets sized by capacity it is the baseline of FedRolex,
 https://arxiv.org/abs/2212.01548.
 
-Symbols: K the width of an axis in the server's network, r a client's capacity.
+Symbols: $K$ the width of an axis in the server's network, $r_k$ the width of client $k$'s capacity, $x$ the global
+parameters.
 
-    S_k            ceil(r_k K) positions of every axis, drawn uniformly without replacement, anew for every
-                   client and round; classes and image channels whole
-    y_k, x         as HeteroFL: Scaler, masked loss, holder mean
+    $S_k$         $ceil(r_k K)$ positions of every axis, drawn uniformly without replacement, anew for every client and
+                round; classes and image channels whole
+    $y_k$         SGD from $S_k x$, with HeteroFL's Scaler and masked loss
+    $x$           $<- (sum_k S_k^T y_k)/(sum_k S_k^T 1)$, elsewhere unchanged
+
+Cost per round: the client's narrow network down and up, its training, one sum on the server.
 
 Departures:
 1. The paper's clients all drop the same share of convolutional filters and hidden units. Here the share kept is the

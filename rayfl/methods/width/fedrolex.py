@@ -3,15 +3,18 @@
 Paper: Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
 NeurIPS 2022, https://arxiv.org/abs/2212.01548.
 
-Symbols: K the width of an axis in the server's network, k the number of positions in a client's window, t the round,
-s the stride.
+Symbols: $K$ the width of an axis in the server's network, $k$ the number of positions in a client's window, $t$ the
+round, $s$ the stride, $x$ the global parameters.
 
-    S_k            positions (s t + u) mod K for u = 0 .. k - 1, with equal t for all clients of a round;
-                   s = 1: one position per round (section 3)
-    y_k, x         as HeteroFL: Scaler, masked loss, holder mean
+    $S$           positions $(s t + u) mod K$ for $u = 0 ... k - 1$, with equal $t$ for all clients of a round; $s = 1$:
+                one position per round (section 3)
+    $y$           SGD from $S x$, with HeteroFL's Scaler and masked loss
+    $x$           $<- (sum S^T y)/(sum S^T 1)$ over the clients of the round, elsewhere unchanged
 
-All axes of a width share one offset. So a client of k channels trains weight (o, i) only if the circular distance of o
-and i is less than k: 2 k - 1 of K pairs. Only wider clients train the rest.
+Cost per round: the client's narrow network down and up, its training, one sum on the server.
+
+All axes of a width share one offset. So a client of $k$ channels trains weight $(o, i)$ only if the circular distance
+of $o$ and $i$ is less than $k$: $2 k - 1$ of $K$ pairs. Only wider clients train the rest.
 
 Departures:
 1. Sizes are ceil(r K) as in the code; the paper writes floor.

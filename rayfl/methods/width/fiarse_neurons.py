@@ -5,14 +5,18 @@ Submodel Extraction", NeurIPS 2024, https://arxiv.org/abs/2407.19389, selects si
 of neurons, computed from the parameters alone, as future work, because hardware gains little from sparse layers. This
 method is ours.
 
-Symbols: K the width of an axis in the server's network, r a client's capacity, x the global parameters.
+Symbols: $K$ the width of an axis in the server's network, $r_k$ the width of client $k$'s capacity, $x$ the global
+parameters.
 
-    I_a[p]         importance of position p of axis a: the sum of |x| over all elements of all weights of convolutions
-                   and linear layers that belong to it, as rows (its inputs) and as columns (its readers)
-    S_k            the ceil(r_k K) positions of every axis with the largest I, in their order; ties: the first;
-                   classes and image channels whole
-    y_k            SGD from S_k x, in a dense narrow network
-    x  <-  sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged
+    $I_a[p]$      importance of position $p$ of axis $a$: the sum of $|x|$ over all elements of all weights of
+                convolutions and linear layers that belong to it, as rows (its inputs) and as columns (its readers)
+    $S_k$         the $ceil(r_k K)$ positions of every axis $a$ with the largest $I_a[p]$, in their order; ties: the
+                first; classes and image channels whole
+    $y_k$         SGD from $S_k x$, in a dense narrow network
+    $x$           $<- (sum_k S_k^T y_k)/(sum_k S_k^T 1)$, elsewhere unchanged
+
+Cost per round: the client's narrow network down and up, its training, one sum and one ranking of positions on the
+server.
 
 The positions of a capacity are a subset of those of every larger one, and change with x from round to round. Networks
 have the sizes of HeteroFL's. All positions of an axis have equally many elements, so sums rank them like means.

@@ -3,18 +3,22 @@
 Paper: Horvath et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered
 Dropout", NeurIPS 2021, https://arxiv.org/abs/2102.13451 (Algorithm 1).
 
-Symbols: K the width of an axis in the widest network, P the widths of the population, p_max a client's width,
-x the global parameters, z_p the logits of the subnetwork of width p, n_k a client's number of samples.
+Symbols: $K$ the width of an axis in the widest network, $P$ the widths of the population, $p_max$ a client's width, $x$
+the global parameters, $z_p$ the logits of the subnetwork of width $p$, $y$ the labels, $n_k$ a client's number of
+samples.
 
-    S_p            positions 0 .. ceil(p K) - 1 of every axis; classes and image channels whole (section 3.1)
-    y_k            SGD from S_pmax x; each step draws p uniformly from {s in P: s <= p_max} and takes the
-                   gradient of CE(z_p, y) (sections 3.2, 4), or with `distill` (Eq. 1) of
-                   CE(z_pmax, y) + (1 - alpha) CE(z_p, y) + alpha KL(softmax(z_pmax / T) || softmax(z_p / T)),
-                   with the first distribution held constant
-    x  <-  sum_k n_k S_pmax^T y_k / sum_k n_k S_pmax^T 1, elsewhere unchanged: Eq. 2 in one formula
+    $S_p$         positions $0 ... ceil(p K) - 1$ of every axis; classes and image channels whole (section 3.1)
+    $L_p$         $= CE(z_p, y)$ (sections 3.2, 4), or with `distill` (Eq. 1), the first distribution held constant:
+                $CE(z_(p_max), y) + (1 - alpha) CE(z_p, y) + alpha KL(softmax(z_(p_max)/T) || softmax(z_p/T))$
+    $y_k$         SGD from $S_(p_max) x$; each step draws $p$ uniformly from ${s in P: s <= p_max}$ and descends on
+                $L_p$
+    $x$           $<- (sum_k n_k S_(p_max)^T y_k)/(sum_k n_k S_(p_max)^T 1)$, elsewhere unchanged: Eq. 2 in one formula
+
+Cost per round: the client's widest network and the statistics of its widths down and up; one pass per step at the drawn
+width, with `distill` a second one; one sum on the server.
 
 A client counts as a holder of all widths up to its own, including those that it never drew. The norms' running
-statistics of a width are also averaged over these clients, weighted by n_k.
+statistics of a width are also averaged over these clients, weighted by $n_k$.
 
 Departures:
 1. A step updates all parameters of a client, with zero gradients outside the drawn width: weight decay and momentum

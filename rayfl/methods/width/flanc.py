@@ -5,17 +5,21 @@ https://openreview.net/forum?id=wfel7CjOYk. Read: the abstract, and the authors'
 (https://github.com/HarukiYqM/All-In-One-Neural-Composition: `trainer_FL.py`, `model/agent_federation.py`,
 `model/resnet18_flanc.py`, `model/cnn_flanc.py`), which the equations follow.
 
-Symbols: p a width, I and O the inputs and outputs of a layer at width 1, k its kernel, s = round(I `inputs`) and
-n = round(O `basis`), at least 1, v [n, s, k, k] the layer's basis, u_p its coefficients at width p, g_p = ceil(p I / s)
-groups of inputs, w_p all parameters of width p outside bases: coefficients, first layer, classifier, norms.
+Symbols: $p$ a width, $I$ and $O$ the inputs and outputs of a layer at width 1, $k$ its kernel, $s$ = round($I$
+`inputs`) and $n$ = round($O$ `basis`), at least 1, $v$ $[n, s, k, k]$ the layer's basis, $V$ the same as $[n, s k k]$,
+$u_p$ its coefficients at width $p$, $g = ceil(p I/s)$ groups of inputs, $w_p$ all parameters of width $p$ outside
+bases: coefficients, first layer, classifier, norms.
 
-    layer(x)       u_p [v * x_1, ..., v * x_g]: every group of s inputs is convolved with the same n filters, and a 1x1
-                   convolution combines the g n results to p O outputs (`DecomBlock`)
-    y_k       =    SGD from (v, w_p) on CE + l sum over layers of mean((V V^T - 1)^2), V = v as [n, s k k], l =
-                   `orthogonality` (`orth_loss`, mean over the n n elements)
-    v        <-    mean of y over all clients; w_p <- mean over the clients of width p (`sync`); without any, unchanged
+    $layer(x)$    $= u_p [v * x_1, ..., v * x_g]$: every group of $s$ inputs is convolved with the same $n$ filters, and
+                a 1x1 convolution combines the $g n$ results to $p O$ outputs (`DecomBlock`)
+    $L$           $= CE + l sum mean((V V^T - 1)^2)$, the sum over layers, the mean over $n n$ elements, $l$ =
+                `orthogonality` (`orth_loss`)
+    $y_k$         SGD from $(v, w_p)$ on $L$
+    $v$           $<-$ the mean of $y_k$ over all clients of the round
+    $w_p$         $<-$ the mean of $y_k$ over the clients of width $p$ (`sync`); without any, unchanged
 
-Down and up: v and w_p. Every client trains all of v, whatever its width.
+Cost per round: $v$ and $w_p$ down and up, the client's training, one sum on the server. Every client trains all of $v$,
+whatever its width.
 
 Departures:
 1. The code composes the convolutions of ResNet18's blocks and of one CNN. Here all convolutions of a kernel above 1 and

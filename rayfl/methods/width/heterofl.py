@@ -3,13 +3,16 @@
 Paper: Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
 Heterogeneous Clients", ICLR 2021, https://arxiv.org/abs/2010.01264.
 
-Symbols: K the width of an axis in the widest network, r a client's capacity, x the global parameters.
+Symbols: $K$ the width of an axis in the widest network, $r_k$ the width of client $k$'s capacity, $r$ the server's, $x$
+the global parameters.
 
-    S_k            positions 0 .. ceil(r_k K) - 1 of every axis; classes and image channels whole (Alg. 1)
-    y_k            SGD from S_k x, with the Scaler x / (r_k / r_server) while training (section 3.3),
-                   static batch norm (3.2), and logits of absent classes set to 0 in the loss (section 4)
-    x  <-  sum_k S_k^T y_k / sum_k S_k^T 1, uniform weights, elsewhere unchanged (Eqs. 1-3); a client's
-                   classifier rows count only for its own classes
+    $S_k$         positions $0 ... ceil(r_k K) - 1$ of every axis; classes and image channels whole (Alg. 1)
+    $y_k$         SGD from $S_k x$, with the Scaler, activations divided by $r_k/r$ while training (section 3.3), static
+                batch norm (3.2), and logits of absent classes set to 0 in the loss (section 4)
+    $x$           $<- (sum_k S_k^T y_k)/(sum_k S_k^T 1)$, uniform weights, elsewhere unchanged (Eqs. 1-3); a client's
+                classifier rows count only for its own classes
+
+Cost per round: the client's narrow network down and up, its training, one sum on the server.
 
 Departures:
 1. Sizes are ceil(r K); attention is cut within each head.

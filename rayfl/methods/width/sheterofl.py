@@ -5,16 +5,17 @@ Paper: Hong, Wang, Wang, Zhou, "Efficient Split-Mix Federated Learning for On-De
 (https://github.com/illidanlab/SplitMix: `fed_hfl.py`, `federated/`, `nets/slimmable_ops.py`), which the equations
 follow.
 
-Symbols: K the width of an axis in the widest network, P the widths of the population, r_k a client's width, x the
-global parameters, z_p the logits of the subnetwork of width p, n_k a client's number of samples.
+Symbols: $K$ the width of an axis in the widest network, $P$ the widths of the population, $r_k$ a client's width, $x$
+the global parameters, $z_p$ the logits of the subnetwork of width $p$, $n_k$ a client's number of samples.
 
-    S_p            positions 0 .. ceil(p K) - 1 of every axis (`_compute_channels`)
-    L_k(y)    =    sum over p in P, p <= r_k, of CE(z_p, labels): one gradient step on all widths (`train_slimmable`),
-                   with the Scaler x / p while training and batch norms by the batch, whose affine parameters are shared
-    y_k       =    SGD from S_{r_k} x on L_k
-    x  <-  sum_k n_k S_k^T y_k / sum_k n_k S_k^T 1, elsewhere unchanged (`SlimmableModelAccumulator`)
+    $S_p$         positions $0 ... ceil(p K) - 1$ of every axis (`_compute_channels`); $S_k$ that of $r_k$
+    $L_k(y)$      $= sum_(p in P, p <= r_k) CE(z_p, labels)$: one gradient step on all widths (`train_slimmable`), with
+                the Scaler, activations divided by $p$, while training and batch norms by the batch, whose affine
+                parameters are shared
+    $y_k$         SGD from $S_k x$ on $L_k$
+    $x$           $<- (sum_k n_k S_k^T y_k)/(sum_k n_k S_k^T 1)$, elsewhere unchanged (`SlimmableModelAccumulator`)
 
-A client receives, trains and sends the network of its width, as in HeteroFL; a step costs a pass per width.
+Cost per round: the network of the client's width down and up, one pass per width and step, one sum on the server.
 
 Departures:
 1. With `--no_track_stat`, as in its README, the code evaluates with batch statistics (`evaluation.statistics: batch`),

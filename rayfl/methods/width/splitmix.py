@@ -5,17 +5,18 @@ Paper: Hong, Wang, Wang, Zhou, "Efficient Split-Mix Federated Learning for On-De
 (https://github.com/illidanlab/SplitMix: `fed_splitmix.py`, `federated/`, `nets/slimmable_models.py`, `nets/models.py`),
 which the equations follow.
 
-Symbols: K the number of base networks, each of width 1 / K, x_1 .. x_K their parameters, z_i their logits [C], r_k a
-client's width, n_k its number of samples.
+Symbols: $K$ the number of base networks, each of width $1/K$, $x_1 ... x_K$ their parameters, $z_i$ their logits $[C]$,
+$r_k$ a client's width, $n_k$ its number of samples.
 
-    A_k            floor(r_k K) base networks, at least one, drawn without replacement, anew for every client and round
-                   (`sample_bases`)
-    y_i, i in A_k  SGD from x_i on CE(z_i, labels), all on the same batches (`train_slimmable`), with the Scaler x K
-                   while training
-    x_i       <-   sum_k n_k y_i / sum_k n_k over the clients with i in A_k, otherwise unchanged
-    a device of width r answers with the mean of z_1 .. z_floor(r K) (`EnsembleNet`)
+    $A_k$         $floor(r_k K)$ base networks, at least one, drawn without replacement, anew for every client and round
+                (`sample_bases`)
+    $y_(k i)$     for $i in A_k$: SGD from $x_i$ on $CE(z_i, labels)$, all on the same batches (`train_slimmable`), with
+                the Scaler, activations multiplied by $K$, while training
+    $x_i$         $<- (sum_k n_k y_(k i))/(sum_k n_k)$ over the clients with $i in A_k$, otherwise unchanged
+    device      of width $r$: it answers with the mean of $z_1 ... z_(floor(r K))$ (`EnsembleNet`)
 
-Down and up: the base networks of A_k. They have no connections, so that all of them cost 1 / K of the whole network.
+Cost per round: the base networks of $A_k$ down and up, their training, one sum on the server. They have no connections,
+so that all of them cost $1/K$ of the whole network.
 
 The model is `Bases`: in training its networks return the logits of every base network, in evaluation their mean, so
 that a device's network is one network.

@@ -6,13 +6,14 @@ is never run.
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 from torch import nn
 
 from rayfl.config import ConfigError
@@ -50,6 +51,9 @@ class CausalLM(TokenModel):
     are float32."""
     checkpointing: bool = False
     """Gradient checkpointing: keep only the inputs of the blocks for the backward pass, and compute the rest again."""
+    packing: bool = False
+    """Compute the samples of a batch in as few rows as possible, one after another: less padding where lengths differ.
+    Attention does not cross samples, and positions restart, so that losses are equal up to rounding."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention by torch's fused kernels, or as separate operations."""
     task: Literal["next_token"] = "next_token"
@@ -62,6 +66,16 @@ class CausalLM(TokenModel):
         if is_state(weights):
             return given
         return {**given, "config": _config_of(Path(weights).expanduser())}
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _is_whole(cls, given: Any) -> Any:
+        if re.search(r"(?<!\d)[48](?!\d)", str(given)):
+            raise ConfigError(
+                f"dtype: {given!r} is not valid, because quantised weights (bitsandbytes) are not supported. Allowed: "
+                "float32, bf16"
+            )
+        return given
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
@@ -130,7 +144,9 @@ class CausalLM(TokenModel):
                 )
                 enable({"use_reentrant": False})
         children = dict(module.named_children())
-        return Causal(children, module.forward, self.rows, pad=0, sees="before", is_eager=False)
+        found = Causal(children, module.forward, self.rows, pad=0, sees="before", is_eager=False)
+        found.packing = self.packing
+        return found
 
     def made(self) -> "PreTrainedModel":
         """Return transformers' module, newly initialised."""
@@ -199,14 +215,72 @@ class Causal(Network):
     """A network without a mask: padding on the right is not seen by the tokens before it, which alone count. So fused
     kernels and sliding windows are transformers' own."""
 
+    packing = False
+    """Whether samples share rows."""
+    is_checked = False
+    """Whether they are known not to see each other."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        logits: Any = super().forward(x)
+        # shapes of meta tensors, and of an exported program, do not depend on values
+        packs = self.packing and not (x.is_meta or torch.compiler.is_exporting())
+        lengths = (x >= 0).sum(1).tolist() if packs else []
+        starts = placed(lengths, x.shape[1])
+        if lengths and 1 + max(row for row, _ in starts) < len(x):
+            if not self.is_checked:
+                self._check(x)
+            logits: Any = self._packed(x, starts)
+        else:
+            logits = super().forward(x)
         # losses are computed in float32
         return logits.float() if logits.dtype == torch.bfloat16 else logits
+
+    def _packed(self, x: torch.Tensor, starts: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return the logits [B, T, C] of samples x [B, T] that start at (row, position) of as many rows of T tokens."""
+        there, (count, width) = x >= 0, x.shape
+        steps = torch.arange(width, device=x.device)
+        firsts = torch.tensor([row * width + first for row, first in starts], device=x.device)
+        at = torch.where(there, firsts[:, None] + steps, 0)
+        rows = 1 + max(row for row, _ in starts)
+        ids = x.new_full((rows * width,), self.pad)
+        # transformers takes a position that does not follow the one before it as the start of a sample
+        positions = torch.zeros_like(ids)
+        ids[at[there]], positions[at[there]] = x[there], steps.expand(count, -1)[there]
+        found = self.run(input_ids=ids.view(rows, width), position_ids=positions.view(rows, width))
+        return found.logits[..., : self.classes].flatten(0, 1)[at]
+
+    @torch.no_grad()
+    def _check(self, x: torch.Tensor) -> None:
+        """Raise ConfigError if a sample in a row sees the one before it."""
+        two = x[(x >= 0).sum(1).argsort()[:2], :4].clamp(min=0)
+        was = self.training
+        self.eval()
+        alone = self.run(input_ids=two).logits.float()
+        both = self._packed(torch.cat([two, torch.full_like(two, -1)], 1), [(0, 0), (0, two.shape[1])])
+        self.train(was)
+        difference = float((both[:, : two.shape[1]].float() - alone[..., : self.classes]).abs().max())
+        if difference > 0.05 * float(alone.abs().max()):
+            raise ConfigError(
+                "model.packing: transformers does not keep the samples of a row apart in this model. Allowed: false"
+            )
+        self.is_checked = True
 
     def _seen(self, there: torch.Tensor) -> torch.Tensor | None:
         # without a mask, transformers reads positions, which meta tensors do not have
         return super()._seen(there) if there.is_meta else None
+
+
+def placed(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Return (row, first position) of every sample in few rows of `width` tokens: each, the longest first, in the first
+    row with room for it."""
+    room: list[int] = []
+    found = [(0, 0)] * len(lengths)
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        row = next((row for row, left in enumerate(room) if left >= lengths[i]), len(room))
+        if row == len(room):
+            room.append(width)
+        found[i] = row, width - room[row]
+        room[row] -= lengths[i]
+    return found
 
 
 def is_conv1d(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from rayfl.config.plain import write_yaml
 from rayfl.methods import METHODS_KIND
 from rayfl.metrics import label, named
 from rayfl.results import published
+from rayfl.results.answers import answers_of
 from rayfl.results.cells import human_flops, human_time, percent, plain
 from rayfl.results.findings import Findings
 from rayfl.results.folder import RunFolder
@@ -34,6 +35,7 @@ def contents_of(found: Findings) -> dict[str, Any]:
         "best": best_table(found.best, found.judge) if is_local else None,
         "trials": _trials(found) if len(found.trials) > len(found.best) else None,
         "costs": _costs(found),
+        "answers": answers_of(found.best, found.judge),
         "papers": _papers(found),
         "changed": changed,
         "published": published.table(section, found.best) if section else None,
