@@ -67,4 +67,4 @@ def test_a_sweep_goes_on_from_checkpoints_in_s3(bucket, start, tmp_path):
     id = RunFolder.open(folder).id
     assert bucket() and all(key.startswith(f"rayfl/{id}/") for key in bucket() if key != "rayfl/")
     left = subprocess.run(["find", str(folder / "tune"), "-type", "f"], capture_output=True, text=True).stdout.split()
-    assert sorted(left) == [str(folder / "tune" / "search" / name) for name in ("done", "storage")]
+    assert sorted(left) == [str(folder / "tune" / "search" / name) for name in ("done", "snapshot.zip", "storage")]
