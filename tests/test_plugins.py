@@ -15,6 +15,8 @@ import yaml
 from PIL import Image
 from processes import ROOT
 
+from rayfl.results.folder import RunFolder
+
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
@@ -148,7 +150,7 @@ def test_a_folder_of_images(outside):
 
 
 def test_a_sweep_of_own_classes(outside):
-    """Every trial's processes have the package."""
+    """Every trial's processes have the package. As JSON: nothing of Ray's or MLflow's is between the lines."""
     experiment = yaml.safe_load(FILES["my_experiment.yaml"])
     experiment["listeners"][0]["path"] = str(outside.folder / "trial.csv")
     plan = {
@@ -157,14 +159,25 @@ def test_a_sweep_of_own_classes(outside):
         "search": {"metric": "local_validation_accuracy_mean"},
     }
     (outside.folder / "my_sweep.yaml").write_text(yaml.safe_dump(plan))
-    said = outside.run("rayfl", "sweep", "my_sweep.yaml")
-    assert "[2/2]" in said
+    done = outside.start("rayfl", "sweep", "my_sweep.yaml", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    of = {kind: [e for e in events if e["event"] == kind] for kind in {e["event"] for e in events}}
+    assert of["started"][0]["trials"] == 2
+    assert sorted(e["status"] for e in of["trial"]) == ["finished"] * 2 + ["running"] * 2
+    assert len(of.get("round", []) + of["evaluated"]) == 2 * 4
+    results = {outside.folder / e["path"]: e for e in of["result"]}
+    assert len(results) == 2
+    for path, event in results.items():
+        assert RunFolder.open(path).result.items() - {("method", event["method"])} <= event.items()
+    assert [e["status"] for e in of["ended"]] == ["finished"]
+    assert events.index(of["result"][0]) > events.index(of["ended"][0])
     table = (outside.folder / "runs" / "my_sweep" / "results.csv").read_text()
     assert {line.partition(",")[0] for line in table.splitlines()} == {"method", "per", "avg"}
 
 
 def test_the_default_sweep_in_an_empty_folder(outside, tmp_path):
-    settings = ("--set", "search.trials=1", "--set", "run.actors=1")
+    settings = ("--rows", "heterofl", "--set", "search.trials=1", "--set", "run.actors=1")
     said = outside.run("rayfl", "sweep", "--rounds", "1", *settings, folder=tmp_path)
     assert "quickstart" in said and (tmp_path / "runs" / "quickstart" / "results.md").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -97,30 +96,6 @@ def test_a_line_is_json_whatever_is_told():
         "a\nb",
         0.5,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_json_of_a_sweep(tmp_path):
-    """A real one, in a process of its own: nothing of Ray's or MLflow's is between the lines."""
-    experiment = TINY | {"rounds": 2, "run": {"chunk": 1, "actors": 1}}
-    search = {"space": {"training.lr": {"grid": [0.1, 0.2]}}, "seeds": [0, 1]}
-    file = tmp_path / "swept.yaml"
-    file.write_text(yaml.safe_dump({"experiment": experiment, "rows": {"a": None}, "search": search}))
-    command = [sys.executable, "-m", "rayfl", "sweep", str(file), "--json", "--output", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    of = {kind: [e for e in events if e["event"] == kind] for kind in {e["event"] for e in events}}
-    assert of["started"][0]["trials"] == 3
-    assert sorted(e["status"] for e in of["trial"]) == ["finished"] * 3 + ["running"] * 3
-    assert len(of.get("round", []) + of["evaluated"]) == 6
-    results = {e["path"]: e for e in of["result"]}
-    assert len(results) == 2
-    for path, event in results.items():
-        assert RunFolder.open(path).result.items() - {("method", "a")} <= event.items()
-    assert [e["status"] for e in of["ended"]] == ["finished"]
-    assert events.index(of["result"][0]) > events.index(of["ended"][0])
 
 
 def test_a_terminal_without_a_character_gets_another(monkeypatch, tmp_path):

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_some_seconds_of_chaos(start):
-    given = ("--minutes", "0.1", "--rounds", "20", "--seed", "0")
+    given = ("--minutes", "0.1", "--rounds", "12", "--seed", "0")
     code, printed = start("scripts/chaos.py", *given, program=(sys.executable,)).finish()
     assert code == 0, printed
     for count in (r"^ *all +(\d+)", r"^(\d+) runs equal to their serial twins"):
@@ -72,8 +72,8 @@ def disturbed(start, tmp_path, monkeypatch):
 
 def test_an_actor_that_stands_still_answers_too_late(disturbed, tmp_path):
     """Its work goes to another one; it goes on when the run did."""
-    sections = {"rounds": 80}
-    command, folder = disturbed({}, sections, patience=20)
+    sections = {"rounds": 40}
+    command, folder = disturbed({}, sections, patience=8)
 
     def made():
         return len(RunFolder.open(folder).rounds()) if RunFolder.exists(folder) else 0
@@ -83,7 +83,7 @@ def test_an_actor_that_stands_still_answers_too_late(disturbed, tmp_path):
     before = made()
     os.kill(actor, signal.SIGSTOP)
     # a step that was under way may end without it
-    until(lambda: made() > before + 30, command)
+    until(lambda: made() > before + 10, command)
     with suppress(ProcessLookupError):
         os.kill(actor, signal.SIGCONT)
     code, printed = command.finish()
