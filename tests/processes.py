@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rayfl.results.folder import RunFolder
+
 PATIENCE = 600.0
 ROOT = Path(__file__).parent.parent
 
@@ -108,3 +110,13 @@ class Command:
         """(exit code, everything that it printed)."""
         printed, _ = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, printed
+
+
+def assert_terminated(command: Command, folder: Path) -> None:
+    """It has ended by SIGTERM: in order, and with the command to continue."""
+    code, printed = command.finish()
+    assert code == 143, printed
+    last = printed.splitlines()[-1]
+    assert last.startswith("to continue: rayfl ") and " --resume" in last
+    assert "Traceback" not in printed and "***" not in printed
+    assert RunFolder.open(folder).status == "stopped"

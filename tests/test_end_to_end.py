@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 from helpers import TINY, simulate
-from processes import alive, descendants, named, until
+from processes import alive, assert_terminated, descendants, named, until
 
 from rayfl.cli import main
 from rayfl.engine.checkpoints import complete, read
@@ -132,15 +132,6 @@ def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
     assert histories(output) == {("fedrolex", None): list(range(1, ROUNDS + 1))}
 
 
-def assert_terminated(command, folder):
-    code, printed = command.finish()
-    assert code == 143, printed
-    last = printed.splitlines()[-1]
-    assert last.startswith("to continue: rayfl ") and " --resume" in last
-    assert "Traceback" not in printed and "***" not in printed
-    assert RunFolder.open(folder).status == "stopped"
-
-
 def histories(output):
     """(label, point) of each of MLflow's runs -> the steps of its training loss."""
     store = Store(default_uri(output))
@@ -198,23 +189,19 @@ def trials_of(folder):
     return [run for run in runs(folder) if run.kind == "run"] if folder.exists() else []
 
 
-def test_a_sweep_that_is_stopped_twice(start, tmp_path, monkeypatch, capsys):
+def test_a_sweep_that_is_killed(start, tmp_path, monkeypatch, capsys):
+    """One that is terminated is in `clusters/test_storage.py`."""
     config, output, folder = tmp_path / "small.yaml", tmp_path / "runs", tmp_path / "runs" / "small"
     config.write_text(yaml.safe_dump(SWEEP))
     arguments = ("sweep", config, "--output", output)
 
-    first = start(*arguments)
-    until(lambda: any(made(trial.path) >= 20 for trial in trials_of(folder)), first)
-    first.terminate()
-    assert_terminated(first, folder)
-
     def well_on():
         return sum(made(trial.path) for trial in trials_of(folder)) >= 2.5 * ROUNDS
 
-    second = start(*arguments, "--resume")
-    until(well_on, second)
-    started = second.kill()
-    assert second.finish()[0] == -9
+    first = start(*arguments)
+    until(well_on, first)
+    started = first.kill()
+    assert first.finish()[0] == -9
     until(lambda: not working(started))
     unfinished = [trial for trial in trials_of(folder) if trial.status != "finished"]
     assert unfinished and not (folder / "results.csv").exists()

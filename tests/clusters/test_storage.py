@@ -7,7 +7,7 @@ import pytest
 import yaml
 from helpers import TINY
 from moto.server import ThreadedMotoServer
-from processes import until
+from processes import assert_terminated, until
 
 from rayfl.config import ConfigError
 from rayfl.results.folder import RunFolder, runs
@@ -44,7 +44,7 @@ def test_a_place_that_is_none_is_refused(bucket, tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_sweep_goes_on_from_checkpoints_in_s3(bucket, start, tmp_path):
-    """The sweep is interrupted while its trials run; its own folder has records alone, and the bucket the rest."""
+    """The sweep is terminated while its trials run; its own folder has records alone, and the bucket the rest."""
     experiment = TINY | {"rounds": 40, "evaluation": {"every": 10}, "run": {"actors": 1, "checkpoint_seconds": 0}}
     config, folder = tmp_path / "small.yaml", tmp_path / "runs" / "small"
     config.write_text(yaml.safe_dump({"experiment": experiment, "rows": {"heterofl": {"method": "heterofl"}}}))
@@ -55,8 +55,8 @@ def test_a_sweep_goes_on_from_checkpoints_in_s3(bucket, start, tmp_path):
         return any("/checkpoint_" in key and "round-" in key for key in bucket())
 
     until(has_checkpoints, first)
-    first.interrupt()
-    assert first.finish()[0] == 130
+    first.terminate()
+    assert_terminated(first, folder)
     [stopped] = [run for run in runs(folder) if run.kind == "run"]
     assert stopped.status == "stopped" and 0 < len(stopped.rounds()) < 40
     code, printed = start(*arguments, "--resume").finish()
