@@ -169,7 +169,7 @@ def test_a_sweep_of_own_classes(outside):
     results = {outside.folder / e["path"]: e for e in of["result"]}
     assert len(results) == 2
     for path, event in results.items():
-        assert RunFolder.open(path).result.items() - {("method", event["method"])} <= event.items()
+        assert RunFolder.open(path).result.items() - {("method", event["label"])} <= event.items()
     assert [e["status"] for e in of["ended"]] == ["finished"]
     assert events.index(of["result"][0]) > events.index(of["ended"][0])
     table = (outside.folder / "runs" / "my_sweep" / "results.csv").read_text()
