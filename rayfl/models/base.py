@@ -15,6 +15,7 @@ from rayfl.core.net import Answer, Net, params_of
 from rayfl.core.norms import fresh
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
+from rayfl.models.quantised import Bits
 from rayfl.models.start import matching, read
 
 SAMPLES = {"input": "images", "ids": "sequences of tokens", "variables": "tables", "series": "series"}
@@ -140,6 +141,11 @@ class Model(Named, ABC):
     def frozen_key(self) -> Hashable:
         """Key that is equal for models with equal `frozen` tensors."""
         return self
+
+    @property
+    def quantised(self) -> Bits | None:
+        """Storage of the linear layers, except the head, of a network that is frozen. None: as they are."""
+        return None
 
     def frozen(self) -> Params:
         """Return the tensors that are never trained, by name, sent to every node once (`rayfl.core.frozen`)."""

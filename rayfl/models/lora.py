@@ -31,6 +31,7 @@ from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
 from rayfl.models import peft
 from rayfl.models.base import MODELS_KIND, Model, prepare_at
+from rayfl.models.quantised import Bits, Quantised, packed, unpacked
 from rayfl.models.vit import ViTB16
 
 QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
@@ -180,8 +181,11 @@ class Lora(Model):
             net = Net(self.base)
             module = net.build()
             load(module, net.initial())
-        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        return {name: t.detach() for name, t in tensors.items()}
+        tensors = {n: t.detach() for n, t in chain(module.named_parameters(), module.named_buffers())}
+        for path, bits in self._quantised.items():
+            weight = _oriented(tensors.pop(f"{path}.weight"), module.get_submodule(path))
+            tensors |= {f"{path}.{own}": t for own, t in packed(weight, bits).items()}
+        return tensors
 
     @property
     def head_names(self) -> tuple[str, ...]:
@@ -227,9 +231,7 @@ class Lora(Model):
         """Return the targets, by the end of their paths. Raise ConfigError if the base has none."""
         layers = Net(self.base).layers
         if self.targets == ALL_LINEAR:
-            head = {name.rpartition(".")[0] for name in (*Net(self.base).layout.classifier, *self._saved)}
-            head |= {*self.base.head_paths}
-            return tuple(path for path in self._linear if path not in head)
+            return tuple(self._inner)
         if self.targets:
             return self.targets
         found = tuple(end for end in QUERIES_VALUES if any(_ends(path, end) for path in layers))
@@ -260,6 +262,18 @@ class Lora(Model):
         return tuple(path for path in Net(self.base).layers if any(_ends(path, target) for target in ends))
 
     @property
+    def _inner(self) -> list[str]:
+        """Return the linear layers that are not of a head, nor trained whole."""
+        head = {name.rpartition(".")[0] for name in (*Net(self.base).layout.classifier, *self._saved)}
+        return [path for path in self._linear if path not in head | {*self.base.head_paths}]
+
+    @property
+    def _quantised(self) -> dict[str, Bits]:
+        """Return the layers whose weights are stored in few bits, and how."""
+        bits, owners = self.base.quantised, Net(self.base).owners
+        return {path: bits for path in self._inner if owners[path] == path} if bits else {}
+
+    @property
     def _linear(self) -> list[str]:
         """Return the layers with a weight of two dimensions."""
         net = Net(self.base)
@@ -280,6 +294,10 @@ class Lora(Model):
         is_meta = torch.get_default_device().type == "meta"
         trained, paths = set(self.head_names), self.target_paths
         _take_axes(module, trained)
+        for path, bits in self._quantised.items():
+            layer: Any = module.get_submodule(path)
+            shape = self._shape(path, layer)
+            module.set_submodule(path, Quantised(shape, layer.bias, bits, layer.weight.dtype))
         _take_base(module, trained, None if is_meta else frozen.tensors_of(self))
         for path in paths:
             layer = module.get_submodule(path)
@@ -316,13 +334,18 @@ class Lora(Model):
     def merged_into_base(self, net: Net, params: Params) -> Params:
         """Return the base's parameters with the adapters merged, W0 + W + s B A, and the trained head."""
         base = Net(self.base).blank()
-        found = {name: params.get(name, frozen.tensors_of(self)[name]).clone() for name in params_of(base)}
+        kept = dict(frozen.tensors_of(self))
+        for path, bits in self._quantised.items():
+            layer: Any = base.get_submodule(path)
+            buffers = {own: kept[f"{path}.{own}"] for own in ("codes", "scales")}
+            weight = unpacked(buffers, self._shape(path, layer), bits, layer.weight.dtype)
+            kept[f"{path}.weight"] = _oriented(weight, layer)
+        found = {name: (params[name] if name in params else kept[name]).clone() for name in params_of(base)}
         for path in self.target_paths:
             a, b, m, w = (params.get(f"{path}.lora.{part}") for part in "ABMW")
             assert a is not None and b is not None
             added = self.scale(len(a)) * (b if m is None else b @ m) @ a + (0 if w is None else w)
-            is_torchs = isinstance(base.get_submodule(path), nn.Linear)
-            found[f"{path}.weight"] += added if is_torchs else added.T
+            found[f"{path}.weight"] += _oriented(added, base.get_submodule(path))
         return found
 
     def _adapter(self, net: Net, path: str, layer: nn.Module) -> "Adapter":
@@ -342,8 +365,12 @@ class Lora(Model):
         weight = layer.weight
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
             raise ConfigError(f"model.targets: {path!r} is a {type(layer).__name__}. Allowed: linear layers")
-        # Conv1D stores its weight as [in, out]
         return weight.shape[1], weight.shape[0]
+
+
+def _oriented(weight: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """Return a weight [out, in] as a layer stores it, or back: Conv1D has [in, out]."""
+    return weight if isinstance(layer, nn.Linear) else weight.T
 
 
 def _ends(path: str, target: str) -> bool:

@@ -6,7 +6,6 @@ is never run.
 
 import contextlib
 import json
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,13 +22,14 @@ from rayfl.core.tensors import Params
 from rayfl.models.base import TokenModel
 from rayfl.models.huggingface import folder
 from rayfl.models.huggingface.network import Network, owners
+from rayfl.models.quantised import Bits, require
 from rayfl.models.settings import Settings, plain
 from rayfl.models.start import is_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16, "nf4": torch.bfloat16}
 GENERATION = "generation_config.json"
 
 
@@ -46,9 +46,10 @@ class CausalLM(TokenModel):
     Or a file of the network's state or the folder of an earlier run, with `config`. "": a new network of `config`."""
     config: Settings = ()
     """Configuration of transformers with its `model_type`. Default: config.json of `weights`."""
-    dtype: Literal["float32", "bf16"] = "float32"
-    """Data type of the parameters. bf16 needs half the memory; only for the frozen base of model lora, whose adapters
-    are float32."""
+    dtype: Literal["float32", "bf16", "int8", "nf4"] = "float32"
+    """Data type of the parameters. bf16 needs half the memory. int8 and nf4: linear layers, except the head, in a
+    quarter and about a seventh, the rest in bf16 (package bitsandbytes). All but float32 only for the frozen base of
+    model lora, whose adapters are float32."""
     checkpointing: bool = False
     """Gradient checkpointing: keep only the inputs of the blocks for the backward pass, and compute the rest again."""
     packing: bool = False
@@ -67,14 +68,10 @@ class CausalLM(TokenModel):
             return given
         return {**given, "config": _config_of(Path(weights).expanduser())}
 
-    @field_validator("dtype", mode="before")
+    @field_validator("dtype")
     @classmethod
-    def _is_whole(cls, given: Any) -> Any:
-        if re.search(r"(?<!\d)[48](?!\d)", str(given)):
-            raise ConfigError(
-                f"dtype: {given!r} is not valid, because quantised weights (bitsandbytes) are not supported. Allowed: "
-                "float32, bf16"
-            )
+    def _has_its_library(cls, given: str) -> str:
+        require(given)
         return given
 
     @model_validator(mode="after")
@@ -90,6 +87,10 @@ class CausalLM(TokenModel):
         return self
 
     # the network
+
+    @property
+    def quantised(self) -> Bits | None:
+        return None if self.dtype in ("float32", "bf16") else self.dtype
 
     @property
     def configuration(self) -> "PreTrainedConfig":
@@ -310,7 +311,7 @@ def _config_of(place: Path) -> Mapping[str, Any]:
     if "quantization_config" in found:
         raise ConfigError(
             f"weights: {str(place)!r} is quantised, which is not supported. Allowed: the original weights, with dtype: "
-            "float32 or bf16"
+            "int8 or nf4"
         )
     # an empty mapping says nothing, and reads like an empty list
     return {name: value for name, value in found.items() if value != {}}
