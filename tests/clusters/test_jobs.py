@@ -567,7 +567,7 @@ def laptop(head, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_sweep_goes_there_is_left_and_comes_back(start, head, laptop, monkeypatch):
     """Submitted through the launcher's tunnel, left with Ctrl-C, found by the same command, and once more when done."""
-    experiment = {"rounds": 6, "method": "mine.own:Own"}
+    experiment = {"rounds": 6, "method": "mine.own:Own", "run": {"actors": 1}}
     config = sweeps.write(laptop, rows={"own": {}}, experiment=experiment)
     output = laptop / "runs"
     arguments = ("--cluster", laptop / "cluster.yaml", config, "--output", output, "--no-models")
