@@ -176,20 +176,18 @@ def test_a_sweep_of_own_classes(outside):
     assert {line.partition(",")[0] for line in table.splitlines()} == {"method", "per", "avg"}
 
 
-def test_the_default_sweep_in_an_empty_folder(outside, tmp_path):
-    settings = ("--rows", "heterofl", "--set", "search.trials=1", "--set", "run.actors=1")
-    said = outside.run("rayfl", "sweep", "--rounds", "1", *settings, folder=tmp_path)
-    assert "quickstart" in said and (tmp_path / "runs" / "quickstart" / "results.md").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+def test_the_default_sweep_is_found_in_an_empty_folder(outside, tmp_path):
+    said = outside.run("rayfl", "check", "quickstart", folder=tmp_path)
+    assert "valid sweep with 4 rows" in said and str(outside.environment) in said.replace("\n", "")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_entry_points_give_short_names(outside, tmp_path):
-    """Classes of an installed package, which is not sent anywhere."""
     uv("pip", "install", "--no-deps", "--python", outside.environment, outside.folder)
     try:
         (tmp_path / "exp.yaml").write_text(FILES["my_experiment.yaml"].replace('"my_pkg.methods:FedPer"', "my_fedper"))
         assert re.search(r"\n  my_fedper +FedPer \(Arivazhagan", outside.run("rayfl", "list", folder=tmp_path))
-        outside.run("rayfl", "run", "exp.yaml", "--set", "run.actors=1", folder=tmp_path)
+        outside.run("rayfl", "run", "exp.yaml", "--set", "run.executor=serial", folder=tmp_path)
         lines = numbers(tmp_path / "runs" / "exp")
         assert lines[-1]["round"] == 4 and "local_WorstClass_mean" in lines[-1]
     finally:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_some_seconds_of_chaos(start):
-    given = ("--minutes", "0.1", "--rounds", "12", "--seed", "0")
+    given = ("--minutes", "0.1", "--rounds", "8", "--seed", "0")
     code, printed = start("scripts/chaos.py", *given, program=(sys.executable,)).finish()
     assert code == 0, printed
     for count in (r"^ *all +(\d+)", r"^(\d+) runs equal to their serial twins"):
