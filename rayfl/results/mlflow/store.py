@@ -138,11 +138,23 @@ class Store:
 
 
 def _create(database: Path) -> None:
-    """Create a database elsewhere and move it, because MLflow never completes one whose creation was interrupted."""
+    """Create a database elsewhere and move it, because MLflow never completes one whose creation was interrupted. It
+    is written to the disk once, and not after each of MLflow's migrations, which takes seconds."""
+    from sqlalchemy import Engine, event
+
+    def unsynced(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
     database.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".mlflow-", dir=database.parent) as folder:
         made = Path(folder, "new.db")
-        _connected(_sqlite(made), made)
+        event.listen(Engine, "connect", unsynced)
+        try:
+            _connected(_sqlite(made), made)
+        finally:
+            event.remove(Engine, "connect", unsynced)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
         # another process may have been faster
         if not database.exists():
             made.rename(database)
