@@ -6,8 +6,6 @@ processes of a node share the memory.
 
 from collections.abc import Hashable, Iterable, Mapping
 
-import torch
-
 from rayfl.core.net import Family, Net, cached_module
 from rayfl.core.tensors import Params
 
@@ -30,14 +28,15 @@ def all_of(nets: Iterable[Net]) -> dict[Hashable, Params]:
     return tensors
 
 
+def forget() -> None:
+    """Free the frozen tensors, which are read again when they are needed."""
+    cached_module.cache_clear()
+    _KEPT.clear()
+
+
 def keep(tensors: Mapping[Hashable, Params]) -> None:
-    """Store the frozen tensors of a run. If they replace others, the cached modules are cleared."""
-    if not (_same(tensors) if tensors.keys() <= _KEPT.keys() else not _KEPT):
-        cached_module.cache_clear()
-        _KEPT.clear()
+    """Store the frozen tensors of a run. If they replace others, the cached modules, which have those, are cleared."""
+    if all(_KEPT.get(key) is found for key, found in tensors.items()):
+        return
+    forget()
     _KEPT.update(tensors)
-
-
-def _same(tensors: Mapping[Hashable, Params]) -> bool:
-    pairs = [(_KEPT[key], found) for key, found in tensors.items()]
-    return all(a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items()) for a, b in pairs)

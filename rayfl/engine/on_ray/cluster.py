@@ -20,9 +20,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayfl.config import ConfigError, RunFailed
+from rayfl.core import frozen
 from rayfl.core.tensors import unpack
 from rayfl.data.base import Arrays
 from rayfl.engine.locks import TEMPORARY, clear, take
+from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import memory
 from rayfl.engine.on_ray.actors import Crew
 from rayfl.engine.on_ray.pool import raised
@@ -71,8 +73,11 @@ def cluster(address: str | None = None) -> Iterator[None]:
     """Connect this process to Ray: to the cluster that it is connected to, otherwise to that at `address` or
     RAY_ADDRESS, otherwise to a new local one that ends with the block.
 
-    A plain `ray.init()` would join any cluster that it finds on the machine.
+    A plain `ray.init()` would join any cluster that it finds on the machine. Frozen tensors, which were read for checks,
+    are freed.
     """
+    frozen.forget()
+    give_back_freed_memory()
     if ray.is_initialized():
         yield
         return

@@ -55,14 +55,18 @@ class ServerActor:
         """Load a run, with the client actors of the last one. `refs`: the data set's arrays. `folder`: for client
         states. `about`: for `status`."""
         from rayfl.core import frozen
-        from rayfl.core.tensors import pack
+        from rayfl.core.tensors import pack, unpack
         from rayfl.engine.memory import give_back_freed_memory
         from rayfl.engine.on_ray.pool import RayPool
         from rayfl.engine.simulation import Simulation
 
         def executor(recipe: "Recipe") -> RayPool:
             tensors = frozen.all_of(recipe.method.task.nets.values())
-            parts = [refs[0], ray.put(recipe), ray.put(pack(tensors))]
+            shared = ray.put(pack(tensors))
+            del tensors
+            # from here on, this process reads the node's copy too
+            frozen.keep(unpack(ray.get(shared)))
+            parts = [refs[0], ray.put(recipe), shared]
             if self.pool is None:
                 self.pool = RayPool(parts, self.crew, self.actors)
             else:
