@@ -73,8 +73,8 @@ def cluster(address: str | None = None) -> Iterator[None]:
     """Connect this process to Ray: to the cluster that it is connected to, otherwise to that at `address` or
     RAY_ADDRESS, otherwise to a new local one that ends with the block.
 
-    A plain `ray.init()` would join any cluster that it finds on the machine. Frozen tensors, which were read for checks,
-    are freed.
+    A plain `ray.init()` would join any cluster that it finds on the machine. Frees frozen tensors, which this process
+    has read for checks.
     """
     frozen.forget()
     give_back_freed_memory()
