@@ -36,6 +36,8 @@ MOST = 32
 """Clients that train together, at most: the gain of more is small (`scripts/bench_step.py`)."""
 LEAST = 6
 """Clients that train together, at least: a stacked step takes as long as three to five steps of one client."""
+LAYER_MACS = 1.5e6
+"""Multiply-adds of a client's step in a layer, on average, at most: calls with more work gain nothing from company."""
 GROUP_MACS = 1.28e8
 """Multiply-adds of a step of all clients together, at most: those of larger steps are faster alone on a CPU."""
 GROUP_ELEMENTS = 2**25
@@ -51,6 +53,8 @@ _known: WeakKeyDictionary[nn.Module, dict[Hashable, Inside | None]] = WeakKeyDic
 def most(net: Net, training: Training) -> int:
     """Return the number of clients with this network that train together. 1: each alone."""
     step = max(training.batch_size * net.macs, 1)
+    if step > LAYER_MACS * max(len(net.layer_macs), 1):
+        return 1
     elements = 4 * net.parameters + training.batch_size * net.activations + 1
     group = 1 << int(math.log2(max(min(MOST, GROUP_MACS / step, GROUP_ELEMENTS / elements), 1)))
     return group if group >= LEAST else 1
