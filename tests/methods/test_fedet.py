@@ -89,8 +89,10 @@ def order_of(simulation: Simulation, round: int, samples: int, batch_size: int, 
     return rows[:steps]
 
 
-def mean(networks: list[Params]) -> Params:
-    return {name: torch.stack([net[name] for net in networks]).mean(0) for name in networks[0]}
+def mean(networks: list[Params], weights: list[float] | None = None) -> Params:
+    n = torch.tensor(weights or [1.0] * len(networks), dtype=torch.float64)
+    sums = {name: torch.tensordot(n, torch.stack([net[name].double() for net in networks]), 1) for name in networks[0]}
+    return {name: (t / n.sum()).to(torch.get_default_dtype()) for name, t in sums.items()}
 
 
 def cohort_of(simulation: Simulation, round: int) -> list[tuple[int, float]]:
