@@ -134,9 +134,12 @@ def test_who_ends_everything_gets_a_checkpoint_where_there_can_be_one(start, tmp
     config.write_text(yaml.safe_dump(TINY | {"rounds": 2000, "run": {"chunk": 1, "actors": 2}}))
     command = start("run", config, "--output", tmp_path / "runs")
     until(lambda: RunFolder.exists(folder) and len(RunFolder.open(folder).rounds()) >= 5, command)
+    # asleep, so that it meets its own signal and what became of Ray at once
+    command.process.send_signal(signal.SIGSTOP)
     command.terminate()
     for pid in descendants(command.process.pid):
         os.kill(pid, to_ray)
+    command.process.send_signal(signal.SIGCONT)
     code, printed = command.finish()
     assert code == 143 and printed.splitlines()[-1].startswith("to continue: rayfl run ")
     record = RunFolder.open(folder)
