@@ -10,6 +10,7 @@ valid initialisation, because A's distribution does not depend on the rank.
 """
 
 import math
+import re
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from rayfl.core.tensors import Params
 from rayfl.models import peft
 from rayfl.models.base import MODELS_KIND, Model, prepare_at
 from rayfl.models.quantised import Bits, Quantised, packed, unpacked
+from rayfl.models.settings import Settings, plain
 from rayfl.models.vit import ViTB16
 
 QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
@@ -43,7 +45,6 @@ PEFT = {
     "target_modules": "targets",
     "use_rslora": "scaling: rslora",
     "use_dora": "LoRA without magnitudes (DoRA)",
-    "rank_pattern": "one rank for all targets",
     "alpha_pattern": "one alpha for all targets",
 }
 """Setting of peft -> what is used instead."""
@@ -54,9 +55,9 @@ ALL_LINEAR = ("all-linear",)
 class Lora(Model):
     """Adapters of at most `rank` at the targets of a base network.
 
-    A capacity c has rank ceil(c `rank`). Below 1 / `rank` the rank is 0, so that only the head is trained. Layers keep
-    the base's paths: parameters are "<path>.lora.A", "<path>.lora.B", and those of the base's head. A method's Scaler
-    has no effect, because no layer is narrow.
+    A capacity c has rank ceil(c R) at a target of rank R. Below 1 / R the rank is 0; if it is 0 at all targets, only
+    the head is trained. Layers keep the base's paths: parameters are "<path>.lora.A", "<path>.lora.B", and those of the
+    base's head. A method's Scaler has no effect, because no layer is narrow.
     """
 
     name: Literal["lora"] = "lora"
@@ -69,10 +70,13 @@ class Lora(Model):
     """Linear layers with an adapter, by the end of their paths, or all-linear: all but the head. Default: the queries
     and values of attention."""
     rank: int = Field(default=8, ge=1)
-    """Rank of the server's adapters, the largest one."""
+    """Rank R of the server's adapters."""
+    rank_pattern: Settings = ()
+    """Other ranks R of some targets, by the end of their paths or a regular expression of it: {v_proj: 4}, or
+    {layers.0.*: 2} (peft's name)."""
     scaling: Literal["constant", "alpha_over_r", "rslora"] = "constant"
-    """Factor s of a client of rank r: alpha / rank for all, so that a prefix truncates the same function; alpha / r, as
-    in most published code; or alpha / sqrt(r) (rsLoRA)."""
+    """Factor s of a client of rank r: alpha / R for all, so that a prefix truncates the same function; alpha / r, as in
+    most published code; or alpha / sqrt(r) (rsLoRA)."""
     alpha: float = Field(default=16.0, gt=0)
     """Numerator of s."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -98,6 +102,18 @@ class Lora(Model):
     @classmethod
     def _listed(cls, given: Any) -> Any:
         return (given,) if isinstance(given, str) else given
+
+    @field_validator("rank_pattern")
+    @classmethod
+    def _ranks(cls, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        for pattern, rank in given:
+            if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+                raise ValueError(f"{pattern}: {rank!r} is not valid. Allowed: whole numbers of at least 1")
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not valid ({error}). Allowed: regular expressions") from None
+        return given
 
     @model_validator(mode="before")
     @classmethod
@@ -141,15 +157,16 @@ class Lora(Model):
         found = {name: t for name, t in found.items() if name not in untrained}
         wanted = {n: shape for n, shape in Net(self).layout.shapes.items() if not n.endswith(".lora.W")}
         given = {name: tuple(t.shape) for name, t in found.items()}
+        ranks = sorted({self.largest(path) for path in self.target_paths})
         if wrong := sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)):
             raise ConfigError(
                 f"model.adapter: {len(wrong)} tensors of {self.adapter!r} do not match the model as it "
                 f"is configured ({wrong[0]} is {given.get(wrong[0], 'missing')} and should be "
-                f"{wanted.get(wrong[0], 'missing')}). Allowed: adapters of rank {self.rank} at {', '.join(self.ends)}"
+                f"{wanted.get(wrong[0], 'missing')}). Allowed: adapters of rank {', '.join(map(str, ranks))} at "
+                f"{', '.join(self.ends)}"
             )
-        own = self.scale(self.rank)
         for path, scale in scales.items():
-            if not math.isclose(scale, own, rel_tol=1e-6):
+            if not math.isclose(scale, own := self.scale(path, self.largest(path)), rel_tol=1e-6):
                 raise ConfigError(
                     f"model.alpha: {self.alpha:g} is not valid with {self.adapter!r}, whose factor of {path} is "
                     f"{scale:g}, here {own:g}. Allowed: {self.alpha * scale / own:g}"
@@ -157,10 +174,10 @@ class Lora(Model):
         return found
 
     def parts(self, net: Net) -> Mapping[str, int]:
-        """Return the rank and the number of frozen parameters."""
+        """Return the rank, of several ranks the largest, and the number of frozen parameters."""
         base = Net(self.base)
         trained = sum(math.prod(base.layout.shapes[name]) for name in self.head_names)
-        return {"rank": self.rank_of(net), "frozen": base.parameters - trained}
+        return {"rank": max(self.rank_of(net, path) for path in self.target_paths), "frozen": base.parameters - trained}
 
     @property
     def varying(self) -> tuple[int, ...]:
@@ -254,7 +271,14 @@ class Lora(Model):
                     f"model.targets: no linear layer of {self.base.name} ends with {target!r}. Allowed: "
                     f"{', '.join(ends)}, or more of a path, such as {linear[0]}"
                 )
-        return self._adapted
+        paths = self._adapted
+        for pattern in plain(self.rank_pattern):
+            if not any(peft.matches(path, pattern) for path in paths):
+                raise ConfigError(
+                    f"model.rank_pattern: no target ends with {pattern!r}. Allowed: ends of {', '.join(paths[:3])}"
+                    f"{', ...' if paths[3:] else ''}, or regular expressions of them"
+                )
+        return paths
 
     @property
     def _adapted(self) -> tuple[str, ...]:
@@ -281,11 +305,10 @@ class Lora(Model):
 
     # networks
 
-    def scale(self, rank: int) -> float:
-        """Return s of an adapter of this rank."""
-        if self.scaling == "constant":
-            return self.alpha / self.rank
-        return self.alpha / (max(rank, 1) if self.scaling == "alpha_over_r" else math.sqrt(max(rank, 1)))
+    def scale(self, path: str, rank: int) -> float:
+        """Return s of a target's adapter of this rank."""
+        rank = self.largest(path) if self.scaling == "constant" else max(rank, 1)
+        return self.alpha / (math.sqrt(rank) if self.scaling == "rslora" else rank)
 
     def build(self, net: Net) -> nn.Module:
         # do not initialise parameters that are replaced below
@@ -305,11 +328,20 @@ class Lora(Model):
             layer.register_forward_hook(_add)
         return module
 
-    def rank_of(self, net: Net) -> int:
-        """Return the rank of a network's adapters; of several ranks, the first."""
-        if net.width * self.rank < 1 - 1e-9 and not net.sizes:
+    def largest(self, path: str) -> int:
+        """Return R, the rank of the server's adapter at a target."""
+        found = {rank for pattern, rank in self.rank_pattern if peft.matches(path, pattern)}
+        if len(found) > 1:
+            raise ConfigError(
+                f"model.rank_pattern: {path} has the ranks {', '.join(map(str, sorted(found)))}. Allowed: one rank"
+            )
+        return found.pop() if found else self.rank
+
+    def rank_of(self, net: Net, path: str) -> int:
+        """Return the rank of a network's adapter at a target."""
+        if net.width * self.largest(path) < 1 - 1e-9 and not net.sizes:
             return 0
-        return net.axis(f"{self.target_paths[0]}.rank", self.rank).size
+        return net.axis(f"{path}.rank", self.largest(path)).size
 
     # for other libraries
 
@@ -325,7 +357,7 @@ class Lora(Model):
             # a head that is frozen was drawn here, and is not in the base's files
             head = {name: frozen.tensors_of(self)[name] for name in self._heads}
             saved = dict.fromkeys((*self.base.head_paths, *(name.rpartition(".")[0] for name in self._saved)))
-            alphas = {path: self.scale(rank) * rank for path, rank in ranks.items()}
+            alphas = {path: self.scale(path, rank) * rank for path, rank in ranks.items()}
             config = peft.config_of(ranks, alphas, list(saved), self.dropout, task, weights)
             peft.write(to / "adapter", head | dict(params), config)
             for file in files:
@@ -344,19 +376,20 @@ class Lora(Model):
         for path in self.target_paths:
             a, b, m, w = (params.get(f"{path}.lora.{part}") for part in "ABMW")
             assert a is not None and b is not None
-            added = self.scale(len(a)) * (b if m is None else b @ m) @ a + (0 if w is None else w)
+            added = self.scale(path, len(a)) * (b if m is None else b @ m) @ a + (0 if w is None else w)
             found[f"{path}.weight"] += _oriented(added, base.get_submodule(path))
         return found
 
     def _adapter(self, net: Net, path: str, layer: nn.Module) -> "Adapter":
         out, cin = self._shape(path, layer)
-        if self.rank > min(out, cin):
+        if (largest := self.largest(path)) > min(out, cin):
             raise ConfigError(
-                f"model.rank: rank {self.rank} is too large for the layer {path} of {out} x {cin}. Allowed: at most "
+                f"model.rank: rank {largest} is too large for the layer {path} of {out} x {cin}. Allowed: at most "
                 f"{min(out, cin)}"
             )
-        rank = 0 if not self.rank_of(net) and not net.sizes else net.axis(f"{path}.rank", self.rank).size
-        return Adapter(out, cin, Axis(f"{path}.rank", rank), self.scale(rank), self.dropout, self.merged, self.core)
+        rank = self.rank_of(net, path)
+        scale = self.scale(path, rank)
+        return Adapter(out, cin, Axis(f"{path}.rank", rank), scale, self.dropout, self.merged, self.core)
 
     def _shape(self, path: str, layer: nn.Module) -> tuple[int, int]:
         """Return the outputs and inputs of a linear layer, for both layouts of its weight."""

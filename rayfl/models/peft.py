@@ -109,9 +109,14 @@ def scales(folder: str, paths: Iterable[str]) -> dict[str, float]:
         ) from None
 
 
+def matches(path: str, key: str) -> bool:
+    """Return whether a key of peft's patterns, the end of a path or a regular expression of it, is for a layer."""
+    return re.fullmatch(rf"(.*\.)?({key})", path) is not None
+
+
 def _of(path: str, pattern: Mapping[str, float] | None, default: float) -> float:
-    """Return a layer's value in peft's pattern, whose keys are the ends of paths or regular expressions of them."""
-    return next((v for key, v in (pattern or {}).items() if re.fullmatch(rf"(.*\.)?({key})", path)), default)
+    """Return a layer's value in peft's pattern."""
+    return next((v for key, v in (pattern or {}).items() if matches(path, key)), default)
 
 
 def _theirs(name: str) -> str:

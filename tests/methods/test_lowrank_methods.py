@@ -31,6 +31,10 @@ R = 8
 VIT = model_of("lora").base
 LORA = MODELS["lora"](base=VIT, targets=("q.linear", "v.linear"), rank=R, alpha=4.0)
 """s = 1/2, and 20 x 20 layers."""
+MODELS_OF_RANKS = pytest.mark.parametrize(
+    "model", [LORA, LORA.model_copy(update={"rank_pattern": (("v.linear", 4),)})], ids=["one rank", "by layer"]
+)
+"""All layers of one rank, and values of half the rank of queries, with twice the scale."""
 RANKS = (2, 2, 4, 8)
 WIDE = (8, 8, 8, 8)
 
@@ -79,7 +83,7 @@ def one_round(method, state, ranks, trained, samples=None, round=0):
 def product(method, params, path):
     """s B A, or s B M A, of a client or of the server."""
     a, b, m = (params.get(f"{path}.lora.{part}") for part in "ABM")
-    return method.scale(len(a)) * (b @ a if m is None else b @ m @ a)
+    return method.scale(path, len(a)) * (b @ a if m is None else b @ m @ a)
 
 
 def function(method, state):
@@ -122,9 +126,10 @@ def close(found, expected, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("name", sorted(LOWRANK.keys() - {"zero_padding", "hetlora", "flexlora", "fedrora"}))
-def test_a_round_without_training_changes_no_function(name):
+@MODELS_OF_RANKS
+def test_a_round_without_training_changes_no_function(name, model):
     """Three clients of ranks 2, 4 and 8, with any weights. LoRA-FAIR's descent stops at a cosine of 1."""
-    method = bound(name, **({"start": "seed"} if name == "fedsb" else {}))
+    method = bound(name, RANKS, model, **({"start": "seed"} if name == "fedsb" else {}))
     state = started(method)
     before = function(method, state)
     for round in range(3):
@@ -133,9 +138,10 @@ def test_a_round_without_training_changes_no_function(name):
 
 
 @pytest.mark.parametrize("name", ["lora_fair", "fedex_lora", "raflora"])
-def test_a_segment_without_holders_keeps_its_product(name):
+@MODELS_OF_RANKS
+def test_a_segment_without_holders_keeps_its_product(name, model):
     """Clients of ranks 2 and 4 answer, none of rank 8."""
-    method = bound(name)
+    method = bound(name, RANKS, model)
     state = started(method)
     close(function(method, one_round(method, state, (2, 4), untrained)), function(method, state), 1e-10)
 
@@ -203,8 +209,9 @@ def mean_product(method, state, ranks, trained, weights, round=0):
 
 
 @pytest.mark.parametrize("ranks", [RANKS, WIDE], ids=["unequal", "equal"])
-def test_flora_merges_the_mean_of_the_products(ranks):
-    method, weights = bound("flora", ranks), [1, 2, 3, 4]
+@MODELS_OF_RANKS
+def test_flora_merges_the_mean_of_the_products(ranks, model):
+    method, weights = bound("flora", ranks, model), [1, 2, 3, 4]
     state, trained = started(method), noisy(method)
     sent = []
 
@@ -216,7 +223,7 @@ def test_flora_merges_the_mean_of_the_products(ranks):
     products = [{path: product(method, params, path) for path in method.layers} for params in sent]
     expected = {p: sum(w * one[p] for w, one in zip(weights, products, strict=True)) / 10 for p in method.layers}
     close(function(method, new), expected)
-    assert all(not torch.equal(sent[0][n][:2], sent[1][n][:2]) for n in sent[0] if part_of(n) == "A")
+    assert all(not torch.equal(sent[0][n][:1], sent[1][n][:1]) for n in sent[0] if part_of(n) == "A")
     assert not any(t.any() for n, t in new["params"].items() if part_of(n) == "B")
 
 
@@ -241,9 +248,10 @@ def test_florist_keeps_the_configured_energy():
 
 
 @pytest.mark.parametrize("name", ["ffa_lora", "rolora", "fedsvd", "fedsb", "fedex_lora", "lora_a2"])
-def test_with_equal_ranks_the_mean_is_exact(name):
+@MODELS_OF_RANKS
+def test_with_equal_ranks_the_mean_is_exact(name, model):
     """In a round that trains B, and in one that trains A where there is one."""
-    method, weights = bound(name, WIDE, **({"start": "seed"} if name == "fedsb" else {})), [1, 2, 3, 4]
+    method, weights = bound(name, WIDE, model, **({"start": "seed"} if name == "fedsb" else {})), [1, 2, 3, 4]
     for round in (0, 1):
         state, trained = started(method), noisy(method, round)
         expected = mean_product(method, state, WIDE, trained, weights, round)
@@ -282,18 +290,20 @@ def test_the_cosine_of_lora_fair_grows():
     assert all(few < many < 1 for few, many in zip(cosines[1], cosines[300], strict=True))
 
 
-def test_flexlora_has_the_best_approximation_of_the_mean():
-    """Rank 8 on the server, and rank 2 for a client of rank 2."""
-    method, weights = bound("flexlora"), [1, 2, 3, 4]
+@MODELS_OF_RANKS
+def test_flexlora_has_the_best_approximation_of_the_mean(model):
+    """Rank 8 on the server, and rank 2 for a client of rank 2; half of it in layers of half the rank."""
+    method, weights = bound("flexlora", RANKS, model), [1, 2, 3, 4]
     state, trained = started(method), noisy(method)
     expected = mean_product(method, state, RANKS, trained, weights)
     new = one_round(method, state, RANKS, trained, weights)
     small = method.extract(new, method.select(new, Client(0, 2 / R, 1)))["params"]
     for path, whole in expected.items():
-        assert torch.linalg.matrix_rank(whole) > R
+        assert torch.linalg.matrix_rank(whole) > method.rank(path)
         best = lowrank.svd(whole, None)
-        for rank, params in ((R, new["params"]), (2, small)):
-            u, s, vt = best.truncated(rank)
+        for share, params in ((1, new["params"]), (2 / R, small)):
+            u, s, vt = best.truncated(int(method.rank(path) * share))
+            assert len(s) == len(params[f"{path}.lora.A"])
             torch.testing.assert_close(product(method, params, path), u * s @ vt, rtol=1e-10, atol=1e-10)
 
 
@@ -664,9 +674,10 @@ def test_the_most_important_components_are_trained():
 
 
 @pytest.mark.parametrize("name", ["fed_plora", "rolling_lora", "important_lora"])
-def test_folding_the_others_truncates_nothing(name):
+@MODELS_OF_RANKS
+def test_folding_the_others_truncates_nothing(name, model):
     """Clients start from, and devices run, the server's function; without the option, a part of it."""
-    method = bound(name)
+    method = bound(name, RANKS, model)
     state = started(method)
     whole, path = function(method, state), method.layers[0]
     for capacity in (1.0, 0.5, 0.25):
@@ -677,7 +688,7 @@ def test_folding_the_others_truncates_nothing(name):
         for params in (there, deployed):
             close({p: product(method, params, p) + params[f"{p}.lora.W"] for p in method.layers}, whole)
     if name != "fed_plora":
-        part = bound(name, others="left_out")
+        part = bound(name, RANKS, model, others="left_out")
         params = part.extract(state, part.select(state, Client(3, 0.25, 5)))["params"]
         assert f"{path}.lora.W" not in params and not torch.allclose(product(part, params, path), whole[path])
 
@@ -740,7 +751,8 @@ def test_lora_a2_has_the_ranks_that_other_methods_have():
     clients = {"count": 2, "cohort": 2, "capacities": [0.9, 0.5], "metric": "params"}
     one, other = (traffic(name, (1.0, 0.5), 1).with_(clients=clients).bound() for name in ("lora_a2", "rbla"))
     ranks = {c: rank_of(net, other.layers[0]) for c, net in other.task.nets.items()}
-    assert {c: one.budget(c) for c in one.task.nets} == ranks and ranks[0.5] != math.ceil(0.5 * R)
+    assert {c: one.budget(c) for c in one.task.nets} == {c: 4 * rank for c, rank in ranks.items()}
+    assert ranks[0.5] != math.ceil(0.5 * R)
 
 
 def test_lora_a2_moves_only_selected_components(tmp_path):
@@ -778,7 +790,7 @@ def test_a_merged_network_answers_as_the_adapters_do():
     other = dict(params)
     for path in LORA.target_paths:
         a, b = params[f"{path}.lora.A"], params[f"{path}.lora.B"]
-        other |= {f"{path}.lora.W": LORA.scale(R) * b @ a, f"{path}.lora.B": torch.zeros_like(b)}
+        other |= {f"{path}.lora.W": LORA.scale(path, R) * b @ a, f"{path}.lora.B": torch.zeros_like(b)}
     logits = []
     for given in (params, other):
         module = net.build().eval()

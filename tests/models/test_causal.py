@@ -63,9 +63,13 @@ def batch_of(places, count=6):
     return data.goal, x, y, sides
 
 
+RANKS = {"(layers|h).0.*": 2}
+"""The first layer has half the rank of the second, as in peft."""
+
+
 def lora_of(places, kind, **options):
     base = MODELS["causal_lm"](weights=places[kind], **options)
-    model = MODELS["lora"](base=base, rank=4, alpha=8, targets="all-linear")
+    model = MODELS["lora"](base=base, rank=4, rank_pattern=RANKS, alpha=8, targets="all-linear")
     return model.fitted("instructions", data_of(places).offers, "model")
 
 
@@ -81,7 +85,7 @@ def reference(places, kind, module):
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(places[kind], dtype=torch.float32).double()
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    config = peft.LoraConfig(r=4, rank_pattern=RANKS, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     model = peft.get_peft_model(base, config)
     for name, parameter in params_of(module).items():
         path, _, part = name.rpartition(".lora.")

@@ -63,6 +63,48 @@ def test_a_capacity_is_a_rank(width, rank):
     assert shapes[f"{PATH}.lora.A"] == (rank, 20) and shapes[f"{PATH}.lora.B"] == (20, rank)
 
 
+@pytest.mark.parametrize("width, ranks", [(1, (8, 4, 2)), (0.5, (4, 2, 1)), (0.25, (2, 1, 0)), (0.1, (0, 0, 0))])
+def test_targets_have_ranks_of_their_own(width, ranks):
+    """Also by a regular expression, as peft has them; s is alpha / R of each."""
+    model = MODELS["lora"](**LORA_BY_LAYER)
+    net = Net(model, width)
+    found = {path: net.layout.shapes[f"{path}.lora.A"][0] for path in model.target_paths}
+    queries, values, first = ranks
+    assert {r for path, r in found.items() if path.endswith("q.linear")} == {queries}
+    assert {path: r for path, r in found.items() if path.endswith("v.linear")} == {
+        PATH.replace("q.linear", "v.linear"): first,
+        PATH.replace("encoder.0", "encoder.1").replace("q.linear", "v.linear"): values,
+    }
+    assert model.parts(net)["rank"] == queries
+    assert [model.scale(PATH.replace("q.", "v."), 1), model.scale(PATH, 1)] == [2, 0.5]
+
+
+LORA_BY_LAYER = {
+    "base": VIT,
+    "rank": 8,
+    "alpha": 4,
+    "rank_pattern": {"1.attention.attend.v.linear": 4, r"encoder\.0\..*v\.linear": 2},
+}
+
+
+@pytest.mark.parametrize("width", [1, 0.25])
+def test_ranks_by_layer_go_through_files_of_peft(width, tmp_path):
+    model = MODELS["lora"](**LORA_BY_LAYER)
+    net = Net(model, width)
+    params = drawn(net)
+    export_submodel(Deployment("own", net, params), tmp_path / "to", {}, pytest.fail)
+    config = json.loads((tmp_path / "to" / "adapter" / "adapter_config.json").read_text())
+    named = {path: config["rank_pattern"].get(path, config["r"]) for path in config["target_modules"]}
+    assert named == {path: r for path in model.target_paths if (r := model.rank_of(net, path))}
+    if width == 1:
+        again = model.model_copy(update={"adapter": str(tmp_path / "to" / "adapter")})
+        again.prepare()
+        assert_same(Net(again).initial(), params)
+        other = LORA.model_copy(update={"adapter": str(tmp_path / "to" / "adapter")})
+        with pytest.raises(ConfigError, match=r"v.linear.lora.A is \(2, 20\) and should be \(8, 20\)"):
+            other.prepare()
+
+
 def test_a_new_adapter_changes_nothing():
     net, x = Net(LORA), images()
     with torch_scope(1):
@@ -93,7 +135,7 @@ def test_a_prefix_is_the_truncated_function():
 )
 def test_scales_by_rank(scaling, scales):
     model = LORA.model_copy(update={"scaling": scaling})
-    assert [model.scale(rank) for rank in (8, 2)] == pytest.approx(scales)
+    assert [model.scale(PATH, rank) for rank in (8, 2)] == pytest.approx(scales)
 
 
 def test_merged_weights_answer_as_adapters():
@@ -106,7 +148,7 @@ def test_merged_weights_answer_as_adapters():
     for name in start:
         if name.endswith("lora.W"):
             path = name.removesuffix("W")
-            start[name] = LORA.scale(8) * params[f"{path}B"] @ params[f"{path}A"]
+            start[name] = LORA.scale(PATH, 8) * params[f"{path}B"] @ params[f"{path}A"]
     torch.testing.assert_close(answers(merged, start, x), answers(whole, params, x))
 
 
@@ -193,6 +235,18 @@ def test_other_tensors_forget_networks_of_the_old():
             "head",
         ),
         ({"base": {"name": "vit"}}, "base: name: no model is called 'vit'"),
+        (
+            {"rank_pattern": {"k.linear": 2}},
+            "model.rank_pattern: no target ends with 'k.linear'. Allowed: ends of encoder.0.attention.attend.q.linear",
+        ),
+        (
+            {"rank_pattern": {"q.linear": 2, "encoder.0.*": 4}},
+            "model.rank_pattern: encoder.0.attention.attend.q.linear has the ranks 2, 4. Allowed: one rank",
+        ),
+        ({"rank_pattern": {"q.linear": 0}}, "q.linear: 0 is not valid. Allowed: whole numbers of at least 1"),
+        ({"rank_pattern": {"q.linear(": 2}}, "'q.linear(' is not valid (missing ), unterminated subpattern"),
+        ({"rank_pattern": [4]}, "a mapping from"),
+        ({"rank_pattern": {"q.linear": 21}}, "model.rank: rank 21 is too large for the layer"),
     ],
 )
 def test_mistakes(changed, message):
@@ -275,7 +329,7 @@ def test_ranks_that_differ_by_layer_are_written_by_layer(tmp_path):
     alphas = {name: config["alpha_pattern"].get(name, config["lora_alpha"]) for name in by_layer}
     assert by_layer.pop(PATH) == 8 and set(by_layer.values()) == {2}
     assert all(len(found[f"base_model.model.{name}.lora_A.weight"]) == r for name, r in by_layer.items())
-    assert alphas == {name: LORA.scale(r) * r for name, r in (by_layer | {PATH: 8}).items()}
+    assert alphas == {name: LORA.scale(name, r) * r for name, r in (by_layer | {PATH: 8}).items()}
 
 
 @pytest.mark.parametrize("saved", [(), ("head",)])

@@ -1,8 +1,8 @@
 """Base of the methods whose clients train low-rank adapters over a frozen base.
 
 Symbols: a layer is $W_0 x + s B A x$ with $d$ inputs and $o$ outputs, $A$ $[r, d]$ and $B$ $[o, r]$ trained, $W_0$
-frozen; $b_j a_j$ is its $j$-th component; $r_k$ the rank of client $k$, $R$ that of the server; $w_k$ a client's
-weight, sum 1 over a cohort; $P_k = s_k B_k A_k$ its product, $P = sum_k w_k P_k$ the exact mean.
+frozen; $b_j a_j$ is its $j$-th component; $r_k$ the rank of client $k$ in this layer, $R$ that of the server; $w_k$ a
+client's weight, sum 1 over a cohort; $P_k = s_k B_k A_k$ its product, $P = sum_k w_k P_k$ the exact mean.
 
 The defaults are the holder mean's: a client trains the first r_k components of every adapter and the head, if
 `model.head` trains it, and the server averages each coordinate over its holders. A method overrides what differs.
@@ -71,11 +71,12 @@ class LowRank(Method):
                 f"model.scaling: {model.scaling} is not valid. Allowed: constant, because method {self.name} compares "
                 "clients of different ranks at one scale; or clients of one capacity"
             )
+        largest = max(map(model.largest, self.layers))
         for capacity in self.task.nets:
             if not self.has_trained(capacity):
                 raise ConfigError(
-                    f"clients.capacities: {capacity:g} is rank 0 of {model.rank}, with a frozen head. Allowed with "
-                    f"model.head: frozen: at least {1 / model.rank:.3g}"
+                    f"clients.capacities: {capacity:g} is rank 0 of {largest}, with a frozen head. Allowed with "
+                    f"model.head: frozen: at least {1 / largest:.3g}"
                 )
 
     def has_trained(self, capacity: float) -> bool:
@@ -164,7 +165,7 @@ class LowRank(Method):
         for path in self.layers:
             if rank := rank_of(net, path):
                 b, a = trained[f"{path}.lora.B"], trained[f"{path}.lora.A"]
-                found[path] = Factors(b.to("cpu", copy=True), a.cpu() * (weight * self.scale(rank)))
+                found[path] = Factors(b.to("cpu", copy=True), a.cpu() * (weight * self.scale(path, rank)))
         return found
 
     # aggregation
@@ -180,12 +181,12 @@ class LowRank(Method):
         found, holders, params = {}, fold.sum("holders"), fold.state["params"]
         for path in self.layers if fold.products else ():
             parts = []
-            for segment, at in self.segments(path, self.rank).items():
+            for segment, at in self.segments(path, self.rank(path)).items():
                 if (total := fold.products.get(segment)) is not None:
                     parts.append(mean(total, float(holders[segment])))
                 else:
                     b, a = params[f"{path}.lora.B"][:, at], params[f"{path}.lora.A"][at]
-                    parts.append(mean(Factors(b * self.scale(self.rank), a), 1.0))
+                    parts.append(mean(Factors(b * self.scale(path), a), 1.0))
             found[path] = functools.reduce(operator.add, parts)
         return found
 
@@ -207,16 +208,15 @@ class LowRank(Method):
     def layers(self) -> tuple[str, ...]:
         return tuple(name.removesuffix(".lora.A") for name in self.task.server.layout.shapes if part_of(name) == "A")
 
-    @property
-    def rank(self) -> int:
-        """R, the server's rank."""
-        return max(rank_of(self.task.server, path) for path in self.layers)
+    def rank(self, path: str) -> int:
+        """Return R, the server's rank of a layer."""
+        return rank_of(self.task.server, path)
 
-    def scale(self, rank: int) -> float:
-        """Return s of a client with this rank."""
+    def scale(self, path: str, rank: int | None = None) -> float:
+        """Return s of a layer's adapter of this rank. Default: the server's."""
         model = self.task.model
         assert isinstance(model, Lora)
-        return model.scale(rank)
+        return model.scale(path, self.rank(path) if rank is None else rank)
 
     def is_trained(self, name: str, round: int) -> bool:
         return part_of(name) in ("", *self.trains(round))

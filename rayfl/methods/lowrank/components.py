@@ -64,5 +64,5 @@ class Components(LowRank):
             rest = torch.ones(len(a), dtype=torch.bool)
             rest[list(selection.positions[f"{path}.rank"].positions)] = False
             if rest.any():
-                found[f"{path}.lora.W"] = part[f"{path}.lora.W"] + self.scale(self.rank) * b[:, rest] @ a[rest]
+                found[f"{path}.lora.W"] = part[f"{path}.lora.W"] + self.scale(path) * b[:, rest] @ a[rest]
         return found

@@ -60,9 +60,13 @@ class FedExLoRA(LowRank):
         ranks = {path: torch.tensor(0) for path in self.layers}
         for path, mean in self.mean_products(fold).items():
             b, a = params[f"{path}.lora.B"].double(), params[f"{path}.lora.A"].double()
-            residuals[path] = mean.dense() - self.scale(self.rank) * b @ a
-            sent = (fold.products[segment] for segment in self.segments(path, self.rank) if segment in fold.products)
+            residuals[path] = mean.dense() - self.scale(path) * b @ a
+            sent = (
+                fold.products[segment] for segment in self.segments(path, self.rank(path)) if segment in fold.products
+            )
             # an optimizer's step starts from the old factors
-            rank = sum(int(rank_sent(product)) for product in sent) + self.rank * (fold.server.optimizer != "mean")
+            rank = sum(int(rank_sent(product)) for product in sent) + self.rank(path) * (
+                fold.server.optimizer != "mean"
+            )
             ranks[path] = torch.tensor(min(rank, *residuals[path].shape))
         return {"params": merged(params, residuals), "merged": ranks}

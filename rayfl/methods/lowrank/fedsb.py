@@ -102,7 +102,7 @@ class FedSB(LowRank):
         metrics["train_flops"] = costs.training_flops(visit.net, samples) + 2 * targets * samples
         weight, products = self.weight_of(visit.data), {}
         for path, gradient in gradients.items():
-            u, s, vt = lowrank.svd(gradient, None).truncated(self.rank)
+            u, s, vt = lowrank.svd(gradient, None).truncated(self.rank(path))
             products[path] = Factors(u.to(gradient.dtype), (weight * s[:, None] * vt).to(gradient.dtype))
         metrics["bytes_down"] = self.down(payload, visit.round)
         metrics["bytes_up"] = sum(nbytes(product.tensors) for product in products.values())
@@ -137,10 +137,10 @@ class FedSB(LowRank):
         for path, mean in self.mean_products(fold).items():
             a, b, m = (f"{path}.lora.{part}" for part in "ABM")
             found = lowrank.svd(mean.left, mean.right)
-            rank = min(found.rank, self.rank)
+            rank = min(found.rank, self.rank(path))
             u, s, vt = (t.to(params[a].dtype) for t in found.truncated(rank))
             params[a] = torch.cat([vt, params[a][rank:]])
             params[b] = torch.cat([u, params[b][:, rank:]], 1)
-            first = torch.cat([s, s.new_zeros(self.rank - rank)])
-            params[m] = torch.diag(first * (-self.task.training.lr_at(0) / self.scale(self.rank)))
+            first = torch.cat([s, s.new_zeros(self.rank(path) - rank)])
+            params[m] = torch.diag(first * (-self.task.training.lr_at(0) / self.scale(path)))
         return {**state, **start, "params": params}

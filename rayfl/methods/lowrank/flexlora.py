@@ -45,7 +45,7 @@ class FlexLoRA(LowRank):
         """Return the selected parameters, with B rescaled so that products keep their value at the network's s."""
         params = dict(selection.take(state["params"]))
         for path in self.layers:
-            factor = self.scale(self.rank) / self.scale(rank_of(selection.net, path))
+            factor = self.scale(path) / self.scale(path, rank_of(selection.net, path))
             if factor != 1:
                 params[f"{path}.lora.B"] = params[f"{path}.lora.B"] * factor
         return params
@@ -56,5 +56,5 @@ class FlexLoRA(LowRank):
         for path, product in self.mean_products(fold).items():
             a, b = f"{path}.lora.A", f"{path}.lora.B"
             directions = lowrank.svd(product.left, product.right)
-            params[b], params[a] = lowrank.refactored(directions, params[a], self.scale(self.rank))
+            params[b], params[a] = lowrank.refactored(directions, params[a], self.scale(path))
         return {"params": params}

@@ -24,6 +24,7 @@ Departures:
 4. With `updates.transforms` traffic up is that of all components of the capacity.
 5. Clients with zero products get equal weights. The head has the weights p_k too. Components without a holder in the
    cohort become 0, as in the formula.
+6. With `model.rank_pattern` r_k is a client's largest rank: a layer of fewer components loses some once r_k is lower.
 """
 
 import math
@@ -106,7 +107,9 @@ class HetLoRA(LowRank):
         total = 0.0
         for name, b in params.items():
             if part_of(name) == "B":
-                total += (self.scale(b.shape[1]) * lowrank.norm(b, params[f"{name[:-1]}A"])) ** 2
+                total += (
+                    self.scale(name.removesuffix(".lora.B"), b.shape[1]) * lowrank.norm(b, params[f"{name[:-1]}A"])
+                ) ** 2
         return math.sqrt(total) or TINY
 
 

@@ -9,7 +9,7 @@ Symbols: as in `base`; $N$ the number of layers with adapters, $t$ the round, $D
     $t$ odd       $A$ is trained and $B$ frozen
     probing     one epoch gives $D_k[i]$ of component $i$ of each layer, $i < R$
     $S_k[i]$      $= norm(D_k[i])$ times the norm of the other factor's $i$-th, of all $R$ components of all $N$ layers
-    $J_k$         the $r_k N$ largest $S_k$ over all layers
+    $J_k$         the $r_k N$ largest $S_k$ over all layers, with unequal $r_k$ their sum
     $B_k$         the client's steps from $B$, with columns not in $J_k$ unchanged; $A_k$ likewise
     $B$           $<- B + sum_k w_k (B_k - B)$, over all clients; columns that a client did not select count as
                 unchanged
@@ -62,9 +62,9 @@ class LoRAA2(LowRank):
         return dict.fromkeys(adapters(task), task.server)
 
     def budget(self, capacity: float) -> int:
-        """Return r_k of a capacity: the rank that other methods give it."""
+        """Return the components that a capacity trains in all layers: as many as other methods give it."""
         net = Affordable(self.task.model, self.task.metric, (capacity,))[capacity]
-        return max(rank_of(net, path) for path in self.layers)
+        return sum(rank_of(net, path) for path in self.layers)
 
     def has_trained(self, capacity: float) -> bool:
         return self.budget(capacity) > 0 or any(not part_of(name) for name in self.task.server.layout.shapes)
@@ -102,10 +102,9 @@ class LoRAA2(LowRank):
             change = {n: probed[n].cpu() - received[n] for n in [f"{path}.lora.{part}"]}
             b, a = (change.get(n, received[n]) for n in (f"{path}.lora.B", f"{path}.lora.A"))
             scores[f"{path}.lora.{part}"] = importance(b, a)
-        rank = self.budget(visit.client.capacity)
         flat = torch.cat(list(scores.values()))
         kept = torch.zeros_like(flat, dtype=torch.bool)
-        kept[torch.sort(flat, descending=True, stable=True).indices[: rank * len(scores)]] = True
+        kept[torch.sort(flat, descending=True, stable=True).indices[: self.budget(visit.client.capacity)]] = True
         parts = zip(scores, kept.split([len(s) for s in scores.values()]), strict=True)
         return {name: t[:, None] if part == "A" else t[None] for name, t in parts}
 

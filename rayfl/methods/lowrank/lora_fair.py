@@ -57,7 +57,7 @@ class LoRAFAIR(LowRank):
         params = dict(fold.mean("params"))
         for path, mean in self.mean_products(fold).items():
             b, a = params[f"{path}.lora.B"], params[f"{path}.lora.A"]
-            given = mean.left / self.scale(self.rank), mean.right, b, a
+            given = mean.left / self.scale(path), mean.right, b, a
             if self.by == "ridge":
                 change = lowrank.ridge(*given, self.strength)
             else:

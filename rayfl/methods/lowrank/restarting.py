@@ -25,8 +25,8 @@ class Restarting(LowRank):
     def init(self) -> State:
         """Return the state with the initial adapters merged. `merged`: rank of the last merged update, by layer."""
         params, nothing = super().init()["params"], {path: torch.tensor(0) for path in self.layers}
-        scale, b = self.scale(self.rank), {path: params[f"{path}.lora.B"] for path in self.layers}
-        params = merged(params, {path: scale * t @ params[f"{path}.lora.A"] for path, t in b.items()})
+        b = {path: params[f"{path}.lora.B"] for path in self.layers}
+        params = merged(params, {path: self.scale(path) * t @ params[f"{path}.lora.A"] for path, t in b.items()})
         return {"params": params | {f"{path}.lora.B": torch.zeros_like(t) for path, t in b.items()}, "merged": nothing}
 
     def changed(self, round: int) -> tuple[Part, ...]:
