@@ -127,7 +127,7 @@ class Recorder(tune.Callback):
         if table is not None:
             record.save_client_table(lines[-1]["round"], table)
         if ended:
-            record.tags[ENDED] = f"by a listener after round {ended}"
+            record.tags[ENDED] = f"after round {ended}"
             self.progress.note(f"{self._what(trial)}: ended {record.tags[ENDED]}")
         for line in lines:
             self.progress.update(trial.trial_id, line["round"], line)

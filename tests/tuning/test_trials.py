@@ -201,7 +201,7 @@ def test_a_listener_ends_a_trial(swept, tmp_path):
     listeners = [{"name": f"{__name__}:Stopping", "after": 6, "file": "told"}]
     kept = {"chunk": 1, "actors": 1, "client_scores": "all"}
     _, best, [trial], progress = swept(write(tmp_path, experiment={"listeners": listeners, "run": kept}))
-    assert (trial.status, trial.tags["ended"]) == ("finished", "by a listener after round 6")
+    assert (trial.status, trial.tags["ended"]) == ("finished", "after round 6")
     assert [line["round"] for line in trial.rounds()] == list(range(1, 7))
     assert [record["rounds"] for record in best] == [6]
     assert len(trial.client_scores) == 6
@@ -209,7 +209,7 @@ def test_a_listener_ends_a_trial(swept, tmp_path):
     assert {round: len(table) for round, table in tables.items()} == {3: 6, 6: 6}
     assert tables[6]["accuracy"].tolist() == trial.client_scores["score"].tolist()
     assert (trial.path / "told").read_text().splitlines() == ["start 0 0", "finished"]
-    assert "heterofl (seed 0): ended by a listener after round 6" in progress.printed
+    assert "heterofl (seed 0): ended after round 6" in progress.printed
 
 
 class Counting(Stopping):
@@ -249,7 +249,7 @@ def test_a_trial_goes_on_from_a_checkpoint_that_tune_does_not_know(swept, tmp_pa
     assert stopped_at <= made < ROUNDS
     plan, best, [trial], progress = swept(path)
     assert [rounds[0] for rounds in progress.seen.values()] in ([], [made + 1])
-    assert (trial.status, trial.tags["ended"]) == ("finished", "by a listener after round 6")
+    assert (trial.status, trial.tags["ended"]) == ("finished", "after round 6")
     assert is_serial(plan, trial, tmp_path, 6) and len(trial.client_scores) == 6
     assert [record["rounds"] for record in best] == [6]
     start, end = told.read_text().splitlines()
