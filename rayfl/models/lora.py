@@ -111,7 +111,7 @@ class Lora(Model):
                 raise ValueError(f"{pattern}: {rank!r} is not valid. Allowed: whole numbers of at least 1")
             try:
                 re.compile(pattern)
-            except re.error as error:
+            except (re.error, TypeError) as error:
                 raise ValueError(f"{pattern!r} is not valid ({error}). Allowed: regular expressions") from None
         return given
 

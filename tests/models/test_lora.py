@@ -245,6 +245,7 @@ def test_other_tensors_forget_networks_of_the_old():
         ),
         ({"rank_pattern": {"q.linear": 0}}, "q.linear: 0 is not valid. Allowed: whole numbers of at least 1"),
         ({"rank_pattern": {"q.linear(": 2}}, "'q.linear(' is not valid (missing ), unterminated subpattern"),
+        ({"rank_pattern": {0: 2}}, "0 is not valid (first argument must be string"),
         ({"rank_pattern": [4]}, "a mapping from"),
         ({"rank_pattern": {"q.linear": 21}}, "model.rank: rank 21 is too large for the layer"),
     ],
