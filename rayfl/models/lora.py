@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, SerializeAsAny, WithJsonSchema, field_validator, model_validator
 from torch import nn
 
 from rayfl.config import ConfigError
 from rayfl.core import frozen
-from rayfl.core.axes import Axis, axes_of, declare
+from rayfl.core.axes import Axis
 from rayfl.core.net import Answer, Net, load, params_of
 from rayfl.core.seeds import stream, torch_scope
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
 from rayfl.models import peft
+from rayfl.models.adapter import Adapter, add, take_axes, take_base
 from rayfl.models.base import MODELS_KIND, Model, prepare_at
 from rayfl.models.quantised import Bits, Quantised, packed, unpacked
 from rayfl.models.settings import Settings, plain
@@ -316,16 +316,16 @@ class Lora(Model):
             module = Net(self.base).build()
         is_meta = torch.get_default_device().type == "meta"
         trained, paths = set(self.head_names), self.target_paths
-        _take_axes(module, trained)
+        take_axes(module, trained)
         for path, bits in self._quantised.items():
             layer: Any = module.get_submodule(path)
             shape = self._shape(path, layer)
             module.set_submodule(path, Quantised(shape, layer.bias, bits, layer.weight.dtype))
-        _take_base(module, trained, None if is_meta else frozen.tensors_of(self))
+        take_base(module, trained, None if is_meta else frozen.tensors_of(self))
         for path in paths:
             layer = module.get_submodule(path)
             layer.add_module("lora", self._adapter(net, path, layer))
-            layer.register_forward_hook(_add)
+            layer.register_forward_hook(add)
         return module
 
     def largest(self, path: str) -> int:
@@ -380,7 +380,7 @@ class Lora(Model):
             found[f"{path}.weight"] += _oriented(added, base.get_submodule(path))
         return found
 
-    def _adapter(self, net: Net, path: str, layer: nn.Module) -> "Adapter":
+    def _adapter(self, net: Net, path: str, layer: nn.Module) -> Adapter:
         out, cin = self._shape(path, layer)
         if (largest := self.largest(path)) > min(out, cin):
             raise ConfigError(
@@ -408,63 +408,3 @@ def _oriented(weight: torch.Tensor, layer: nn.Module) -> torch.Tensor:
 
 def _ends(path: str, target: str) -> bool:
     return path == target or path.endswith(f".{target}")
-
-
-def _take_axes(module: nn.Module, trained: set[str]) -> None:
-    """Keep only the fixed axes of a base, because it is never cut."""
-    for name, dims in axes_of(module).items():
-        path, _, own = name.rpartition(".")
-        if name in trained:
-            layer = module.get_submodule(path)
-            layer.axes = {**layer.axes, own: tuple(a if a and a.is_fixed else None for a in dims)}  # type: ignore
-
-
-def _take_base(module: nn.Module, trained: set[str], tensors: Params | None) -> None:
-    """Turn untrained parameters into buffers with these tensors, or on the meta device without. A tensor with several
-    names uses its first."""
-    first = {id(t): name for name, t in chain(module.named_buffers(), module.named_parameters())}
-    # one tensor under all its names, so that it is saved once
-    shared: Params = {}
-    for path, layer in list(module.named_modules()):
-        for own, t in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]:
-            name = first[id(t)]
-            given = shared.setdefault(name, (t if tensors is None else tensors[name]).detach())
-            if f"{path}.{own}".lstrip(".") in trained:
-                layer.register_parameter(own, nn.Parameter(given.clone()))
-            else:
-                layer._parameters.pop(own, None)
-                layer.register_buffer(own, given, persistent=False)
-
-
-class Adapter(nn.Module):
-    """Adapter: s B A drop(x), or s B M A drop(x), plus W x if it has W: [..., in] -> [..., out]."""
-
-    def __init__(self, out: int, cin: int, rank: Axis, scale: float, dropout: float, merged: bool, core: bool):
-        super().__init__()
-        self.scale, self.dropout = scale, dropout
-        bound = 1 / math.sqrt(cin)
-        self.A = nn.Parameter(torch.empty(rank.size, cin).uniform_(-bound, bound))
-        self.B = nn.Parameter(torch.zeros(out, rank.size))
-        self.M = nn.Parameter(torch.zeros(rank.size, rank.size)) if core else None
-        self.W = nn.Parameter(torch.zeros(out, cin)) if merged else None
-        if core:
-            nn.init.uniform_(self.B, -1 / math.sqrt(out), 1 / math.sqrt(out))
-        declare(self, A=(rank, None), B=(None, rank), M=(rank, rank), W=(None, None))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # a base of another data type has float32 adapters
-        x = x.to(self.A.dtype)
-        low = F.linear(F.dropout(x, self.dropout, self.training), self.A)
-        if self.M is not None:
-            low = F.linear(low, self.M)
-        y = F.linear(low * self.scale, self.B)
-        return y if self.W is None else y + F.linear(x, self.W)
-
-    def multiply_adds(self, y: torch.Tensor) -> int:
-        """Return the multiply-adds of the forward pass with output y [..., out], without those of W."""
-        core = 0 if self.M is None else self.M.numel()
-        return (self.A.numel() + self.B.numel() + core) * (y.numel() // y.shape[-1])
-
-
-def _add(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-    return output + layer.get_submodule("lora")(inputs[0]).to(output.dtype)

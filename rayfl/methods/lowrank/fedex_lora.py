@@ -61,12 +61,9 @@ class FedExLoRA(LowRank):
         for path, mean in self.mean_products(fold).items():
             b, a = params[f"{path}.lora.B"].double(), params[f"{path}.lora.A"].double()
             residuals[path] = mean.dense() - self.scale(path) * b @ a
-            sent = (
-                fold.products[segment] for segment in self.segments(path, self.rank(path)) if segment in fold.products
-            )
+            whole = self.rank(path)
+            sent = (fold.products[segment] for segment in self.segments(path, whole) if segment in fold.products)
             # an optimizer's step starts from the old factors
-            rank = sum(int(rank_sent(product)) for product in sent) + self.rank(path) * (
-                fold.server.optimizer != "mean"
-            )
+            rank = sum(int(rank_sent(product)) for product in sent) + whole * (fold.server.optimizer != "mean")
             ranks[path] = torch.tensor(min(rank, *residuals[path].shape))
         return {"params": merged(params, residuals), "merged": ranks}
