@@ -173,7 +173,7 @@ WIDTHS = {f"mcmahan_cnn, {letter}": Case("heterofl", "mcmahan_cnn", width) for l
 }
 
 COMPANY = {
-    f"{model}, {letter}": Case("fedavg", model, width, 10, 20, size)
+    f"{model}, {letter}": Case("heterofl", model, width, 10, 20, size)
     for model, size, letters in (
         ("digits_cnn", None, "eca"),
         ("resnet8", (1, 28, 28), "eca"),

@@ -26,6 +26,7 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import PROCESS
 from rayfl.core.tensors import Params, split_as
 from rayfl.data.samples import Batch
+from rayfl.training.channels import Channels, side_by_side
 from rayfl.training.dropout import Dropout
 from rayfl.training.passes import Passes
 from rayfl.training.settings import Training, mask_logits
@@ -36,10 +37,13 @@ MOST = 32
 """Clients that train together, at most: the gain of more is small (`scripts/bench_step.py`)."""
 LEAST = 6
 """Clients that train together, at least: a stacked step takes as long as three to five steps of one client."""
-LAYER_MACS = 1.5e6
+LAYER_MACS = 5e6
 """Multiply-adds of a client's step in a layer, on average, at most: calls with more work gain nothing from company."""
 GROUP_MACS = 1.28e8
-"""Multiply-adds of a step of all clients together, at most: those of larger steps are faster alone on a CPU."""
+"""Multiply-adds of a step of all clients together, at most, unless these are `FEW`: larger groups gain little more, and
+fewer groups keep fewer processes busy."""
+FEW = 8
+"""Clients that train together in spite of `GROUP_MACS`."""
 GROUP_ELEMENTS = 2**25
 """Elements of parameters, gradients and activations of all clients together, at most: 128 MB."""
 
@@ -56,7 +60,7 @@ def most(net: Net, training: Training) -> int:
     if step > LAYER_MACS * max(len(net.layer_macs), 1):
         return 1
     elements = 4 * net.parameters + training.batch_size * net.activations + 1
-    group = 1 << int(math.log2(max(min(MOST, GROUP_MACS / step, GROUP_ELEMENTS / elements), 1)))
+    group = 1 << int(math.log2(max(min(MOST, max(GROUP_MACS / step, FEW), GROUP_ELEMENTS / elements), 1)))
     return group if group >= LEAST else 1
 
 
@@ -155,7 +159,7 @@ class Stacked:
                 self._loss(_first(self._clients([0], x[None], y[None])))
             inside = partial(Dropout, alone.seen) if alone.seen else nullcontext
             with inside(generators):
-                torch.vmap(self._loss)(self._clients([0, 0], torch.stack([x, x]), torch.stack([y, y])))
+                self._losses(self._clients([0, 0], side_by_side([x, x]), torch.stack([y, y])))
         return inside
 
     def train(self, inside: Inside) -> None:
@@ -184,8 +188,8 @@ class Stacked:
                 alike.setdefault((batch[0].shape, batch[1].shape), []).append((i, batch))
         for some in alike.values():
             for part in [some] if len(some) >= LEAST else [[one] for one in some]:
-                x, y = (torch.stack([batch[place] for _, batch in part]) for place in (0, 1))
-                yield [i for i, _ in part], x, y
+                x, y = zip(*(batch for _, batch in part), strict=True)
+                yield [i for i, _ in part], side_by_side(x), torch.stack(y)
 
     def step(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> None:
         """Make a step of these clients on inputs [k, B, ...] and labels [k, B, ...]."""
@@ -211,7 +215,7 @@ class Stacked:
         trained = [clients.params[name].requires_grad_() for name in self.trained]
         with self.inside([self.generators[i] for i in rows]):
             # a single one without the calls of vmap
-            losses = torch.vmap(self._loss)(clients) if len(rows) > 1 else self._loss(_first(clients))[None]
+            losses = self._losses(clients) if len(rows) > 1 else self._loss(_first(clients))[None]
         # plain SGD leaves parameters without a gradient as they are; other optimizers would move them by zeros
         unused = not self.training.moves_at_rest
         found = torch.autograd.grad(losses.sum(), trained, materialize_grads=unused)
@@ -228,6 +232,11 @@ class Stacked:
         parts = values.split([p.numel() for p in self.columns.values()], 1)
         params = {n: t.view(len(rows), *p.shape) for (n, p), t in zip(self.columns.items(), parts, strict=True)}
         return Client(params, x, y, self.present[rows], [tuple(t[rows] for t in pair) for pair in self.running])
+
+    def _losses(self, clients: Client) -> torch.Tensor:
+        """Return the losses [k] of clients, as `_loss`."""
+        with Channels():
+            return torch.vmap(self._loss)(clients)
 
     def _loss(self, client: Client) -> torch.Tensor:
         """Return the loss [] of a client, and update its running statistics."""
