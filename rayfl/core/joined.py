@@ -3,7 +3,7 @@
 Vectors are cached per module, because clients train in it one after another (`net.cached_module`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -35,6 +35,14 @@ def modules_of(module: nn.Module) -> Mapping[str, nn.Module]:
         # not the module itself, which would never be freed
         found = _MODULES[module] = {path: m for path, m in module.named_modules() if m is not module}
     return {"": module} | found
+
+
+def buffers_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers of a module by name. Unlike its modules, they can be replaced."""
+    for path, layer in modules_of(module).items():
+        for name, buffer in layer._buffers.items():
+            if buffer is not None:
+                yield f"{path}.{name}".removeprefix("."), buffer
 
 
 def call(module: nn.Module, params: Params, x: torch.Tensor) -> Any:

@@ -53,7 +53,10 @@ def nest(flat: Mapping[str, torch.Tensor | None]) -> dict:
 def norm(tensors: Iterable[Tensors]) -> float:
     """Return the L2 norm of all floating point tensors together."""
     floats = [t for some in tensors for _, t in leaves(some) if t.is_floating_point()]
-    return float(torch.nn.utils.get_total_norm(floats)) if floats else 0.0
+    if not floats:
+        return 0.0
+    joined = end_to_end(floats)
+    return float(torch.nn.utils.get_total_norm(floats) if joined is None else torch.linalg.vector_norm(joined))
 
 
 class Lazy(Mapping[str, torch.Tensor]):
@@ -226,7 +229,7 @@ def end_to_end(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 def split_as(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return views of a vector [n] in the tensors' shapes and order."""
     parts = vector.split([t.numel() for t in tensors])
-    return [part.view(t.shape) for t, part in zip(tensors, parts, strict=True)]
+    return [part.view_as(t) for t, part in zip(tensors, parts, strict=True)]
 
 
 def copied(params: Params, factor: float = 1.0) -> Params:

@@ -16,7 +16,7 @@ from torch.backends import cudnn, mkldnn
 from rayfl.config import ConfigError, PluginFailed, Problem, RunFailed, ask, nearest, require, shown
 from rayfl.config.failures import named
 from rayfl.core.fold import ClientState, Fold, State, Update
-from rayfl.core.joined import parameters_of
+from rayfl.core.joined import buffers_of, parameters_of
 from rayfl.core.net import Net, cached_module, net_of
 from rayfl.core.seeds import PROCESS
 from rayfl.core.submodel import Selection, Slice
@@ -75,7 +75,7 @@ class Checked:
         def run() -> Update:
             before = [(path, t, t._version) for path, t in leaves(payload) if not t.is_inference()]
             module = cached_module(visit.net, visit.data.device)
-            buffers = [(name, t, t._version) for name, t in module.named_buffers() if not t.is_inference()]
+            buffers = [(name, t, t._version) for name, t in buffers_of(module) if not t.is_inference()]
             process = settings()
             update = self.method.local_update(payload, visit)
             require_settings(process)

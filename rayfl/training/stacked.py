@@ -36,7 +36,8 @@ from rayfl.training.together import Ask
 MOST = 32
 """Clients that train together, at most: the gain of more is small (`scripts/bench_step.py`)."""
 LEAST = 6
-"""Clients that train together, at least: a stacked step takes as long as three to five steps of one client."""
+"""Clients that train together, at least: a stacked step takes as long as two to four steps of one client, and when some
+have no more batches of this size, the others make theirs one by one."""
 LAYER_MACS = 5e6
 """Multiply-adds of a client's step in a layer, on average, at most: calls with more work gain nothing from company."""
 GROUP_MACS = 1.28e8
@@ -109,6 +110,7 @@ class Stacked:
 
     def __init__(self, asks: Sequence[Ask]):
         self.asks, self.module, self.training = asks, asks[0].module, asks[0].training
+        self.everyone = list(range(len(asks)))
         self.objective = cast(Objective, asks[0].loss)
         self.named = parameters_of(self.module)
         trained = dict(zip(self.named, asks[0].trained, strict=True))
@@ -118,7 +120,9 @@ class Stacked:
         self.values = self._reordered(torch.stack([ask.values for ask in asks]), self.named, self.columns)
         """Parameters of all clients [C, P]."""
         width = sum(p.numel() for p in self.trained.values())
-        self.rows = [nn.Parameter(row) for row in self.values[:, :width]]
+        self.trained_values = self.values[:, :width]
+        """Trained parameters of all clients."""
+        self.rows = [nn.Parameter(row) for row in self.trained_values]
         self.gradients = self.values.new_zeros(len(asks), width)
         self.optimizer: torch.optim.Optimizer | None = None
         none = self.values.new_empty(0, dtype=torch.bool)
@@ -207,7 +211,7 @@ class Stacked:
             self._hooked(i, self.asks[i].project)
             self.steps[i] += 1
             self.samples[i] += y.shape[1]
-        self.total[rows] += losses * y.shape[1]
+        self.total[self._places(rows)] += losses * y.shape[1]
 
     def _backward(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Compute the gradients of these clients, and return their losses [k]."""
@@ -219,19 +223,25 @@ class Stacked:
         # plain SGD leaves parameters without a gradient as they are; other optimizers would move them by zeros
         unused = not self.training.moves_at_rest
         found = torch.autograd.grad(losses.sum(), trained, materialize_grads=unused)
-        self.gradients[rows] = torch.cat([gradient.flatten(1) for gradient in found], 1)
-        for pair, some in zip(self.running, clients.running, strict=True):
-            for stacked, new in zip(pair, some, strict=True):
-                stacked[rows] = new
+        some = self._places(rows)
+        out = self.gradients if isinstance(some, slice) else None
+        # a copy to itself costs nothing
+        self.gradients[some] = torch.cat([gradient.flatten(1) for gradient in found], 1, out=out)
+        for pair, new in zip(self.running, clients.running, strict=True):
+            for stacked, statistic in zip(pair, new, strict=True):
+                stacked[some] = statistic
         return losses.detach()
 
+    def _places(self, rows: list[int]) -> list[int] | slice:
+        """Return the index of these clients' rows: without a copy if they are all clients."""
+        return slice(None) if rows == self.everyone else rows
+
     def _clients(self, rows: list[int], x: torch.Tensor, y: torch.Tensor) -> Client:
-        """Return these clients, stacked. Parameters may share the memory of all clients."""
-        everyone = len(rows) == len(self.asks)
-        values = self.values.detach() if everyone else self.values[rows]
-        parts = values.split([p.numel() for p in self.columns.values()], 1)
+        """Return these clients, stacked. Parameters and statistics may share the memory of all clients."""
+        some = self._places(rows)
+        parts = self.values.detach()[some].split([p.numel() for p in self.columns.values()], 1)
         params = {n: t.view(len(rows), *p.shape) for (n, p), t in zip(self.columns.items(), parts, strict=True)}
-        return Client(params, x, y, self.present[rows], [tuple(t[rows] for t in pair) for pair in self.running])
+        return Client(params, x, y, self.present[some], [tuple(t[some] for t in pair) for pair in self.running])
 
     def _losses(self, clients: Client) -> torch.Tensor:
         """Return the losses [k] of clients, as `_loss`."""
@@ -278,11 +288,16 @@ class Stacked:
     def _clip(self, rows: list[int]) -> None:
         if self.training.clip is None:
             return
-        norm = torch.linalg.vector_norm(self.gradients[rows], dim=1, keepdim=True)
-        self.gradients[rows] *= (self.training.clip / (norm + 1e-6)).clamp_(max=1.0)
+        some = self._places(rows)
+        norm = torch.linalg.vector_norm(self.gradients[some], dim=1, keepdim=True)
+        self.gradients[some] *= (self.training.clip / (norm + 1e-6)).clamp_(max=1.0)
 
     def _descend(self, rows: list[int], lr: float) -> None:
         """Change the parameters of these clients by their gradients."""
+        if not self.training.moves_at_rest:
+            some = self._places(rows)
+            self.trained_values[some] = self.trained_values[some].add_(self.gradients[some], alpha=-lr)
+            return
         for i in rows:
             self.rows[i].grad = self.gradients[i]
         with without_compiler:

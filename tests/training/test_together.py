@@ -261,8 +261,8 @@ def test_networks_that_draw_otherwise_train_alone(few, drawing, draw, sizes):
 
 def test_fewer_clients_than_company_train_alone():
     seen = []
-    side_by_side(module_of(), Training(), seen=seen)
-    assert seen == [False] * 5
+    side_by_side(module_of(), Training(), SIZES[: stacked.LEAST - 1], seen=seen)
+    assert seen == [False] * (stacked.LEAST - 1)
 
 
 # the order of visits
