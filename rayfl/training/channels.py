@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
-POOLS = frozenset({F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d})
+ACTS: dict[Any, int] = dict.fromkeys((F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d), 0)
+ACTS[torch.batch_norm] = 4
+"""Function of images -> number of the vectors [C] that are its next arguments."""
 
 
 def side_by_side(inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -28,13 +30,12 @@ class Channels(TorchFunctionMode):
     """A block in which stacked clients pool and normalise images as channels."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if args and isinstance(args[0], torch.Tensor) and args[0].dim() == 4 and functorch.is_batchedtensor(args[0]):
-            if func in POOLS and not kwargs.get("return_indices"):
-                return _as_channels(lambda x: func(x, *args[1:], **kwargs), args[0])
-            if func is torch.batch_norm:
-                return _as_channels(lambda *tensors: func(*tensors, *args[5:], **kwargs), *args[:5])
-        return func(*args, **kwargs)
+        kwargs, tensors = kwargs or {}, 1 + ACTS.get(func, 0)
+        if func not in ACTS or len(args) < tensors or kwargs.get("return_indices"):
+            return func(*args, **kwargs)
+        if args[0].dim() != 4 or not functorch.is_batchedtensor(args[0]):
+            return func(*args, **kwargs)
+        return _as_channels(lambda *given: func(*given, *args[tensors:], **kwargs), *args[:tensors])
 
 
 def _as_channels(act: Callable[..., torch.Tensor], x: torch.Tensor, *vectors: torch.Tensor | None) -> torch.Tensor:

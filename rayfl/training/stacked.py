@@ -122,7 +122,6 @@ class Stacked:
         width = sum(p.numel() for p in self.trained.values())
         self.trained_values = self.values[:, :width]
         """Trained parameters of all clients."""
-        self.rows = [nn.Parameter(row) for row in self.trained_values]
         self.gradients = self.values.new_zeros(len(asks), width)
         self.optimizer: torch.optim.Optimizer | None = None
         none = self.values.new_empty(0, dtype=torch.bool)
@@ -298,15 +297,16 @@ class Stacked:
             some = self._places(rows)
             self.trained_values[some] = self.trained_values[some].add_(self.gradients[some], alpha=-lr)
             return
-        for i in rows:
-            self.rows[i].grad = self.gradients[i]
         with without_compiler:
             if self.optimizer is None:
-                self.optimizer = self.training.new_optimizer(self.rows, lr)
-            self.optimizer.param_groups[0]["lr"] = lr
+                self.optimizer = self.training.new_optimizer([nn.Parameter(row) for row in self.trained_values], lr)
+            group = self.optimizer.param_groups[0]
+            group["lr"] = lr
+            for i in rows:
+                group["params"][i].grad = self.gradients[i]
             self.optimizer.step()
         for i in rows:
-            self.rows[i].grad = None
+            group["params"][i].grad = None
 
 
 def _first(clients: Client) -> Client:
