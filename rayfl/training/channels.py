@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._C._functorch as functorch
 import torch.nn.functional as F
-from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
 ACTS: dict[Any, int] = dict.fromkeys((F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d), 0)
