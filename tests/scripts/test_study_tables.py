@@ -54,7 +54,7 @@ def test_a_part_of_a_table_has_its_columns_and_rows(tables, root):
     results = tables.Results(root)
     part = results.markdown("quickstart", "method; @1", "HeteroFL; FIARSE").splitlines()
     assert [line.split(" | ")[0] for line in part] == ["| method", "| ---", "| HeteroFL", "| FIARSE"]
-    assert part[3] == "| FIARSE | **96.24 ± 0.20** |"
+    assert part[3] == "| FIARSE | **96.38 ± 0.00** |"
     with pytest.raises(tables.ConfigError, match="no row is called 'Hetero'"):
         results.markdown("quickstart", None, "Hetero")
     with pytest.raises(tables.ConfigError, match="no column is called '@2'"):
@@ -182,14 +182,14 @@ def test_unfinished_and_missing_sweeps_are_refused(tables, root, tmp_path, capsy
 def test_stale_tables_are_reported_and_written_again(tables, root, capsys):
     readme = root / "README.md"
     right = readme.read_text()
-    edit(readme, "**92.39 ± 0.00**", "**99.39 ± 0.00**")
+    edit(readme, "**92.43 ± 0.07**", "**99.43 ± 0.07**")
     assert tables.main(["--check"], root) == 1
     assert f"{readme}: a table is not up to date. Hint: python scripts/tables.py" in capsys.readouterr().out
-    assert "99.39" in readme.read_text()
+    assert "99.43" in readme.read_text()
     assert tables.main([], root) == 0 and readme.read_text() == right
-    edit(root / "tune_configs/results/quickstart.csv", "92.39", "91.5")
+    edit(root / "tune_configs/results/quickstart.csv", "92.43", "91.50")
     assert tables.main(["--check"], root) == 1
-    assert tables.main([], root) == 0 and "| FIARSE | **91.50 ± 0.00** |" in readme.read_text()
+    assert tables.main([], root) == 0 and "| FIARSE | **91.50 ± 0.07** |" in readme.read_text()
 
 
 def test_a_table_without_its_place_or_end_is_reported(tables, root, capsys):
@@ -205,7 +205,7 @@ def test_a_table_without_its_place_or_end_is_reported(tables, root, capsys):
     "file, old, new, error",
     [
         ("README.md", "table: quickstart", "table: quickstar", "no table is called 'quickstar'. Did you mean 'quick"),
-        ("tune_configs/results/index.yaml", "lr: text", "rate: text", "no column of the CSV file is called 'rate'"),
+        ("tune_configs/results/index.yaml", "lr: .3g", "rate: .3g", "no column of the CSV file is called 'rate'"),
         ("tune_configs/results/index.yaml", "method: text", "method: .2f", "'FIARSE' does not fit the form '.2f'"),
         (
             "tune_configs/results/index.yaml",
