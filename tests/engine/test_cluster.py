@@ -111,6 +111,24 @@ def test_ray_places_as_many_actors_as_fit(start):
     assert code == 0, printed
 
 
+def test_a_file_that_a_process_has_closed_meanwhile_hides_no_other(tmp_path, monkeypatch):
+    """An agent opens and closes files all the time."""
+    (tmp_path / "fd").mkdir()
+    for number in range(3):
+        (tmp_path / "fd" / str(number)).symlink_to(tmp_path / "session" / "log")
+    readlink, closed = os.readlink, []
+
+    def read(file):
+        if not closed:
+            closed.append(file)
+            raise FileNotFoundError(file)
+        return readlink(file)
+
+    monkeypatch.setattr(os, "readlink", read)
+    assert module._has_open(tmp_path, tmp_path / "session") and closed
+    assert not module._has_open(tmp_path, tmp_path / "sess")
+
+
 SESSION = """
 import time
 from rayfl.engine.on_ray.cluster import cluster

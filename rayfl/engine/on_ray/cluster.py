@@ -197,7 +197,12 @@ def _end_those_of(session: Path) -> None:
 
 def _has_open(process: Path, folder: Path) -> bool:
     """Return whether a process (its folder in /proc) has an open file in a folder."""
-    return any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir())
+    for file in (process / "fd").iterdir():
+        # one that it has closed meanwhile
+        with suppress(FileNotFoundError):
+            if os.readlink(file).startswith(f"{folder}/"):
+                return True
+    return False
 
 
 def _require_answer(address: str) -> None:
