@@ -1,8 +1,8 @@
 """Images of clients that train side by side: the channels of all clients beside one another, and last in memory.
 
 Convolutions of stacked clients return this layout. `torch.vmap` copies it for every pooling, and multiplies by the
-weights of norms in steps of their own. Where clients count as channels, pooling takes a tenth of the time, and a norm
-half (`scripts/bench_step.py --only company`).
+weights of norms in steps of their own. Where clients count as channels, it need not (`scripts/bench_step.py --only
+company` times the steps).
 """
 
 from collections.abc import Callable, Sequence
