@@ -18,7 +18,7 @@ from rayfl.data.goal import Classes
 from rayfl.data.partition.users import Users
 from rayfl.data.samples import ClientData, equal_batches
 from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Perplexity, Score, TopK
-from rayfl.engine import worker
+from rayfl.engine import evaluator, worker
 from rayfl.engine.collecting import grouped, spans_of
 from rayfl.engine.simulation import load_data
 from rayfl.evaluation import Evaluation, judge
@@ -283,6 +283,30 @@ def test_what_a_client_keeps_is_read_once_an_evaluation(batch_size, tmp_path, mo
         monkeypatch.setattr(simulation.client_states, "get", lambda id, o=original, r=read: r.update([id]) or o(id))
         simulation.evaluate()
         assert read == {id: 1 for id in range(owners)}
+
+
+@pytest.mark.parametrize("method", ["standalone", "spafl"])
+def test_personal_networks_travel_together_and_no_result_depends_on_it(method, tmp_path, monkeypatch):
+    found, messages = [], []
+    monkeypatch.setattr(evaluator, "SHARES", 1)
+    for most in (1, 2**22):
+        monkeypatch.setattr(evaluator, "MESSAGE", most)
+        sections = {"clients": {"cohort": 6}, "evaluation": {"local_holdout": 0.25}}
+        simulation = simulate(tiny(method=method, rounds=1, **sections), tmp_path / str(most))
+        original, sent = simulation.executor.map, []
+
+        def seen(verb, jobs, shared, original=original, sent=sent):
+            sent += [job.key for job in jobs if verb == "evaluate" and "own" in job.key]
+            return original(verb, jobs, shared)
+
+        monkeypatch.setattr(simulation.executor, "map", seen)
+        [line] = run(simulation)
+        found.append(
+            ({k: v for k, v in line.items() if "accuracy" in k or "density" in k}, simulation.client_scores.tolist())
+        )
+        messages.append(len(set(sent)))
+    assert found[0] == found[1] and len(found[0][1]) == 6
+    assert messages[0] == 6 > messages[1]
 
 
 def test_what_a_client_keeps_for_its_training_alone_is_no_deployment_of_its_own(tmp_path):

@@ -25,6 +25,10 @@ from rayfl.metrics import ANSWERS, CLIENT_SCORES, EVALUATED, MATRICES, Line, cli
 
 EXACT_BATCH = 100
 """Default samples per batch of `exact` statistics: few passes, and less memory than training in batches of 10."""
+SHARES = 3
+"""Messages per worker, at least, with all personal networks of one capacity."""
+MESSAGE = 2**22
+"""Parameters of the personal networks in one message, at most, unless it is a single one: 16 MB."""
 
 
 @dataclass
@@ -121,23 +125,22 @@ class Evaluator:
             *itertools.chain(*(self._global(subjects, "test", len(own), i) for i, own in self.own_samples.items())),
         ]
         splits = ["clients", *(["client_validation"] if len(self.federation.local_validation.idx) else [])]
-        members = {split: self._members(split, deployed, clients) for split in splits if self.evaluation.clients}
+        own = self._personal(splits, deployed, clients)
+        members = {split: self._members(split, deployed, clients, own) for split in splits if self.evaluation.clients}
         for split, some in members.items():
             plan += self._local(split, some, subjects)
         plan = _by_subject(plan)
-        own = {("own", id) for id in clients.owners}
 
-        def shared(key: Hashable) -> Deployment:
-            return clients.deploy(key[1]) if key in own else subjects[key]  # pyright: ignore
+        def shared(key: Hashable) -> Deployment | Mapping[int, Deployment]:
+            return {id: clients.deploy(id) for id in own[key][1].tolist()} if key in own else subjects[key]
 
         answers = self.executor.map("evaluate", [job for job, _ in plan], shared)
         sums: dict[tuple[str, Hashable], Sums] = {}
         local: dict[str, list[tuple[Sequence[int], Evaluated]]] = {split: [] for split in members}
-        own_layers: dict[Hashable, Mapping[str, float]] = {}
+        own_layers: dict[int, Mapping[str, float]] = {}
         for (job, message), answer in zip(plan, answers, strict=True):
             assert isinstance(answer, Evaluated)
-            if answer.layers is not None:
-                own_layers[job.key] = answer.layers
+            own_layers |= answer.layers
             if message.split in local:
                 local[message.split].append((message.items, answer))
             else:
@@ -159,7 +162,7 @@ class Evaluator:
             line |= self._clients(split, found, deployed)
         if own_layers:
             layers = {key: d.present.layers for key, d in subjects.items() if d.masked}
-            found = (_local_densities(some, layers | own_layers) for some in members.values())
+            found = (_local_densities(some, layers, own_layers) for some in members.values())
             # without local test samples, those of the clients with local validation samples
             line |= next(filter(None, found), {})
         return line, by_client.get("clients")
@@ -225,8 +228,30 @@ class Evaluator:
         """Number of a score -> the samples that it brings, read once per run."""
         return {i: score.samples for i, score in enumerate(self.scores) if isinstance(score, OfOwnSamples)}
 
+    def _personal(
+        self, splits: Sequence[str], deployed: Mapping[float, Deployment], clients: Clients
+    ) -> dict[Hashable, tuple[Net, np.ndarray]]:
+        """Return the clients with data of a split whose personal networks are sent together: key -> network, and
+        clients [n]."""
+        if self.evaluation.local == "server":
+            return {}
+        samples = np.sum([self._shards(split).sizes for split in splits], 0)
+        ids = clients.ids[(samples[clients.ids] > 0) & np.isin(clients.ids, sorted(clients.owners))]
+        personal: dict[Hashable, tuple[Net, np.ndarray]] = {}
+        for capacity, d in deployed.items():
+            some = ids[clients.capacities[ids] == capacity]
+            share = math.ceil(len(some) / (SHARES * self.executor.workers))
+            count = max(1, min(share, MESSAGE // d.net.parameters))
+            for start in range(0, len(some), count):
+                personal["own", int(some[start])] = d.net, some[start : start + count]
+        return personal
+
     def _members(
-        self, split: str, deployed: Mapping[float, Deployment], clients: Clients
+        self,
+        split: str,
+        deployed: Mapping[float, Deployment],
+        clients: Clients,
+        personal: Mapping[Hashable, tuple[Net, np.ndarray]],
     ) -> dict[Hashable, tuple[Net, np.ndarray]]:
         """Return subject key -> its network, and the clients that run it and have data of the split."""
         shards = self._shards(split)
@@ -241,8 +266,8 @@ class Evaluator:
             if len(shared):
                 _, others = members.get(d.key, (d.net, shared[:0]))
                 members[d.key] = d.net, np.union1d(others, shared)
-        for id, capacity in zip(ids[owners].tolist(), capacities[owners].tolist(), strict=True):
-            members["own", id] = deployed[capacity].net, np.array([id])
+        members |= {key: (net, np.intersect1d(some, ids)) for key, (net, some) in personal.items()}
+        members = {key: (net, some) for key, (net, some) in members.items() if len(some)}
         return dict(sorted(members.items(), key=lambda item: item[1][1][0]))
 
     def _shards(self, split: str) -> Shards:
@@ -256,9 +281,13 @@ class Evaluator:
         fill = self.evaluation.label_mask
         plan = []
         for key, (net, ids) in members.items():
-            own = None if key in subjects else self._collections(ids)
+            if key not in subjects:
+                own = [self._collections([id]) for id in ids.tolist()]
+                work = Evaluate(split, ids.tolist(), *self._batches, fill, own)
+                plan.append(self._job(key, net, int(shards.sizes[ids].sum()), work))
+                continue
             for samples, group in grouped(ids, shards.sizes, self.evaluation.piece):
-                plan.append(self._job(key, net, samples, Evaluate(split, group, *self._batches, fill, own)))
+                plan.append(self._job(key, net, samples, Evaluate(split, group, *self._batches, fill)))
         return plan
 
     def _job(self, key: Hashable, net: Net, samples: int, work: Evaluate) -> tuple[Job, Evaluate]:
@@ -336,11 +365,14 @@ def _densities(deployed: Mapping[float, Deployment]) -> Line:
 
 
 def _local_densities(
-    members: Mapping[Hashable, tuple[Net, np.ndarray]], layers: Mapping[Hashable, Mapping[str, float]]
+    members: Mapping[Hashable, tuple[Net, np.ndarray]],
+    layers: Mapping[Hashable, Mapping[str, float]],
+    own: Mapping[int, Mapping[str, float]],
 ) -> Line:
     """Return the mean over clients of the mean density of their masked layers (SpaFL), and of each layer; {} if no
-    client is known."""
+    client is known. `layers` of shared networks by key, `own` of personal networks by client."""
     clients = [(len(ids), layers[key]) for key, (_, ids) in members.items() if key in layers]
+    clients += [(1, own[id]) for _, ids in members.values() for id in ids.tolist() if id in own]
     if not clients:
         return {}
     total = sum(n for n, _ in clients)

@@ -22,7 +22,7 @@ from rayfl.training.settings import Fill
 
 Verb = Literal["train", "refine", "collect", "evaluate"]
 """Verbs of a worker. Shared message: training `Broadcast` (one selection), refinement `ServerTask`, collection and
-evaluation `Deployment`."""
+evaluation `Deployment`, or of personal networks one per client."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluation of a network on parts of a split."""
+    """Evaluation of a network on parts of a split, or of clients' personal networks on theirs."""
 
     split: str
     """One of `metrics.SPLITS`."""
@@ -131,8 +131,8 @@ class Evaluate:
     """Samples per forward pass of networks whose norms lack statistics."""
     fill: Fill = "none"
     """Logits of classes that a client lacks, on its own splits."""
-    own: Sequence[Collect] | None = None
-    """For a client's personal network without statistics: the data that they are collected from."""
+    own: Sequence[Sequence[Collect]] | None = None
+    """For personal networks of the clients `items`: the data that statistics are collected from, if they have none."""
     score: int | None = None
     """Number of the score whose own samples `items` are. Default: they are of the split."""
 
@@ -147,13 +147,13 @@ class Evaluated:
     """Score -> sums per item, [n, k]."""
     exits: tuple[torch.Tensor, ...] = ()
     """Per early exit, the first score's sums [n, k]."""
-    layers: Mapping[str, float] | None = None
-    """Density of every masked layer of a client's personal masked network."""
+    layers: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Client -> density of every masked layer of its personal masked network."""
     texts: Mapping[str, list[Texts]] = field(default_factory=dict)
     """Score -> texts of some samples of the first item."""
 
     @classmethod
-    def of(cls, judged: Sequence[Judged], layers: Mapping[str, float] | None = None) -> "Evaluated":
+    def of(cls, judged: Sequence[Judged], layers: Mapping[int, Mapping[str, float]]) -> "Evaluated":
         first = judged[0]
         return cls(
             torch.tensor([piece.count for piece in judged]),

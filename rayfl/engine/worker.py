@@ -4,7 +4,7 @@ Every verb is a pure function of its messages and the data, so a job can be repe
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -25,7 +25,7 @@ from rayfl.data.scores import OfOwnSamples, Score
 from rayfl.engine.checked import Checked, prints
 from rayfl.engine.devices import indexed
 from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, Train, Trained
-from rayfl.evaluation import add_to, judge
+from rayfl.evaluation import Judged, add_to, judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.metrics import plus
 from rayfl.training import stacked
@@ -174,34 +174,46 @@ class Worker:
         with precise(self.method.task.training, self.device):
             return self._collected(module, job)
 
-    def evaluate(self, deployed: Deployment, job: Evaluate) -> Evaluated:
-        """Return the sums of all scores per item."""
+    def evaluate(self, deployed: Deployment | Mapping[int, Deployment], job: Evaluate) -> Evaluated:
+        """Return the sums of all scores per item: of one network, or of a client's own."""
         with precise(self.method.task.training, self.device):
-            return self._evaluated(deployed, job)
+            if job.score is not None:
+                return self._of_own_samples(cast(Deployment, deployed), job, self.recipe.scores[job.score])
+            if job.own is None:
+                return Evaluated.of(self._judged(cast(Deployment, deployed), job), {})
+            judged, layers = [], {}
+            for client, own in zip(job.items, job.own, strict=True):
+                network = cast(Mapping[int, Deployment], deployed)[client]
+                judged += self._judged(network, replace(job, items=[client]), own)
+                if network.masked:
+                    layers[client] = network.present.layers
+            return Evaluated.of(judged, layers)
 
-    def _evaluated(self, deployed: Deployment, job: Evaluate) -> Evaluated:
+    def _loaded(self, deployed: Deployment, own: Sequence[Collect] = ()) -> nn.Module:
+        """Return the network with its statistics or, if it has none, with those of the data in `own`."""
         module = cached_module(deployed.net, self.device)
         load(module, deployed.params)
         statistics = deployed.statistics
-        if statistics is None and job.own is not None and deployed.net.norms and self.recipe.statistics != "batch":
+        if statistics is None and own and deployed.net.norms and self.recipe.statistics != "batch":
             sums: Params = {}
-            for one in job.own:
+            for one in own:
                 add_to(sums, self._collected(module, one))
             statistics = norms.finish(sums, self.recipe.statistics)
         norms.load(module, statistics or {})
-        if job.score is not None:
-            return self._of_own_samples(module, deployed, job, self.recipe.scores[job.score])
+        return module
+
+    def _judged(self, deployed: Deployment, job: Evaluate, own: Sequence[Collect] = ()) -> list[Judged]:
+        module = self._loaded(deployed, own)
         pieces = [self._piece(job.split, item) for item in job.items]
         present = None
         if job.fill != "none":
             present = [self._rows("train", self.federation.train[item]).present for item in job.items]
         size = job.batch_size if norms.has_statistics(module) else job.statistics_batch
-        judged = judge(module, pieces, self.recipe.scores, size, deployed.answer, job.fill, present)
-        return Evaluated.of(judged, deployed.present.layers if deployed.masked and job.own is not None else None)
+        return judge(module, pieces, self.recipe.scores, size, deployed.answer, job.fill, present)
 
-    def _of_own_samples(self, module: nn.Module, deployed: Deployment, job: Evaluate, score: Score) -> Evaluated:
+    def _of_own_samples(self, deployed: Deployment, job: Evaluate, score: Score) -> Evaluated:
         assert isinstance(score, OfOwnSamples)
-        module.eval()
+        module = self._loaded(deployed).eval()
         goal, size = self.federation.goal, job.batch_size
         predict = lambda x: answered(module(x), deployed.answer)  # noqa: E731
         sums = [score.own_counts(predict, item, size, goal, self.device) for item in job.items]
