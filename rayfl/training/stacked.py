@@ -33,7 +33,7 @@ from rayfl.training.settings import Training, mask_logits
 from rayfl.training.steps import Hook, Objective
 from rayfl.training.together import Ask
 
-MOST = 32
+MOST = 64
 """Clients that train together, at most: the gain of more is small (`scripts/bench_step.py`)."""
 LEAST = 6
 """Clients that train together, at least: a stacked step takes as long as two to four steps of one client, and when some
