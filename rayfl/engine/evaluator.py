@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -125,14 +125,18 @@ class Evaluator:
             *itertools.chain(*(self._global(subjects, "test", len(own), i) for i, own in self.own_samples.items())),
         ]
         splits = ["clients", *(["client_validation"] if len(self.federation.local_validation.idx) else [])]
-        own = self._personal(splits, deployed, clients)
-        members = {split: self._members(split, deployed, clients, own) for split in splits if self.evaluation.clients}
+        splits = splits if self.evaluation.clients else []
+        personal = self._personal(splits, deployed, clients)
+        members = {split: self._members(split, deployed, clients, personal) for split in splits}
         for split, some in members.items():
-            plan += self._local(split, some, subjects)
+            plan += self._local(split, some, personal)
         plan = _by_subject(plan)
 
         def shared(key: Hashable) -> Deployment | Mapping[int, Deployment]:
-            return {id: clients.deploy(id) for id in own[key][1].tolist()} if key in own else subjects[key]
+            if key not in personal:
+                return subjects[key]
+            _, ids = personal[key]
+            return {id: clients.deploy(id) for id in ids.tolist()}
 
         answers = self.executor.map("evaluate", [job for job, _ in plan], shared)
         sums: dict[tuple[str, Hashable], Sums] = {}
@@ -233,7 +237,7 @@ class Evaluator:
     ) -> dict[Hashable, tuple[Net, np.ndarray]]:
         """Return the clients with data of a split whose personal networks are sent together: key -> network, and
         clients [n]."""
-        if self.evaluation.local == "server":
+        if self.evaluation.local == "server" or not splits:
             return {}
         samples = np.sum([self._shards(split).sizes for split in splits], 0)
         ids = clients.ids[(samples[clients.ids] > 0) & np.isin(clients.ids, sorted(clients.owners))]
@@ -275,19 +279,19 @@ class Evaluator:
         return self.federation.test if split == "clients" else self.federation.local_validation
 
     def _local(
-        self, split: str, members: Mapping[Hashable, tuple[Net, np.ndarray]], subjects: Mapping[Hashable, Deployment]
+        self, split: str, members: Mapping[Hashable, tuple[Net, np.ndarray]], personal: Container[Hashable]
     ) -> list[tuple[Job, Evaluate]]:
+        """Return the jobs of every network on the split of its clients, those in `personal` with data of their own."""
         shards = self._shards(split)
         fill = self.evaluation.label_mask
         plan = []
         for key, (net, ids) in members.items():
-            if key not in subjects:
-                own = [self._collections([id]) for id in ids.tolist()]
-                work = Evaluate(split, ids.tolist(), *self._batches, fill, own)
-                plan.append(self._job(key, net, int(shards.sizes[ids].sum()), work))
-                continue
-            for samples, group in grouped(ids, shards.sizes, self.evaluation.piece):
-                plan.append(self._job(key, net, samples, Evaluate(split, group, *self._batches, fill)))
+            groups = grouped(ids, shards.sizes, self.evaluation.piece)
+            if key in personal:
+                groups = [(int(shards.sizes[ids].sum()), ids.tolist())]
+            for samples, group in groups:
+                own = [self._collections([id]) for id in group] if key in personal else None
+                plan.append(self._job(key, net, samples, Evaluate(split, group, *self._batches, fill, own)))
         return plan
 
     def _job(self, key: Hashable, net: Net, samples: int, work: Evaluate) -> tuple[Job, Evaluate]:
