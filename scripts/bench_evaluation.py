@@ -52,7 +52,8 @@ def passes_of(simulation: Simulation, arrays: Arrays) -> dict[Verb, list[tuple[N
         key: (one.net, 0 if one.is_start else on_server) for key, one in subjects.items()
     }
     for split, shards in (("clients", data.test), ("client_validation", data.local_validation)):
-        for key, (net, ids) in evaluator._members(split, deployed, clients).items():
+        personal = evaluator._personal([split], deployed, clients)
+        for key, (net, ids) in evaluator._members(split, deployed, clients, personal).items():
             _, samples = totals.get(key, (net, 0))
             totals[key] = net, samples + int(shards.sizes[ids].sum())
     return {

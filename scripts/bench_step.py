@@ -182,7 +182,7 @@ COMPANY = {
     for letter, width in LETTERS.items()
     if letter in letters
 }
-GROUPS = (8, 32)
+GROUPS = (8, 32, 64)
 
 
 # tables
