@@ -263,7 +263,7 @@ class Evaluator:
         server = self.method.task.server_capacity
         ids = clients.ids[shards.sizes[clients.ids] > 0]
         capacities = np.full(len(ids), server) if from_server else clients.capacities[ids]
-        owners = np.isin(ids, [] if from_server else sorted(clients.owners))
+        owners = np.isin(ids, [id for _, some in personal.values() for id in some.tolist()])
         members: dict[Hashable, tuple[Net, np.ndarray]] = {}
         for capacity, d in deployed.items():
             shared = ids[(capacities == capacity) & ~owners]
